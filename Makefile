@@ -1,5 +1,5 @@
-# Everything a person does with this repository, from a bare machine: each target first makes what it
-# needs (a virtual environment in .venv, from a lock file) and says what it is doing.
+# Development and deployment tasks, from a bare machine: each target first installs what it needs (a virtual
+# environment in .venv, from a lock file).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -48,7 +48,7 @@ $(BIN)/python:
 $(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $(BIN)/python
 	@echo "==> packages of requirements/$*.lock ($$(grep -c '^[a-z].*==' $<) pinned; the first time takes a minute or more)"
 	@$(PIP) install -qq --progress-bar off --no-deps --require-hashes -r $< -r requirements/build.lock || { echo "error: pip could not install requirements/$*.lock (above: why). If it found no torch==…+cpu, name PyTorch's wheel index for the CPU in PIP_EXTRA_INDEX_URL and run again" >&2; exit 1; }
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the Python twin of the native extension will serve, more slowly (apt install g++)"
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the slower Python version of the native extension is used (apt install g++)"
 	@echo "==> kvasir itself, editable"
 	@$(PIP) install -qq --no-deps --no-build-isolation -e .
 	@touch $@
@@ -57,19 +57,19 @@ $(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $
 install: $(VENV)/.installed-$(EXTRA) ## create .venv and install what `make up` needs (EXTRA=gpu on a GPU machine)
 	@:
 
-install-dev: $(VENV)/.installed-dev ## the same, and what tests and checks need
+install-dev: $(VENV)/.installed-dev ## install, plus what tests and checks need
 	@:
 
-up: install ## start the platform here and show how to talk to it; Ctrl-C stops it
+up: install ## start the platform on this machine; Ctrl-C stops it
 	@exec $(BIN)/kvasir up $(UP_ARGS)
 
-down: ## stop it from another terminal, and clean up after a crash
+down: ## stop the platform from another terminal, and clean up after a crash
 	@if [ -x $(BIN)/kvasir ]; then exec $(BIN)/kvasir down; else echo "nothing is installed, so nothing runs"; fi
 
-status: ## what runs: workers, load, processes
+status: ## show workers, load and processes
 	@if [ -x $(BIN)/kvasir ]; then exec $(BIN)/kvasir status; else echo "nothing is installed, so nothing runs"; fi
 
-test: install-dev ## all tests, those with real engines too (minutes); ARGS="tests/unit/wire" runs some
+test: install-dev ## run all tests, including those with real engines (minutes); ARGS="tests/unit/wire" runs some
 ifneq ($(ARGS),)
 	@$(BIN)/python -m pytest $(ARGS)
 else
@@ -79,39 +79,39 @@ else
 	exit $$failed
 endif
 
-test-fast: install-dev ## the tests that start no engine (a minute or two)
+test-fast: install-dev ## run the tests that start no engine (a minute or two)
 	@$(BIN)/python -m pytest -m "not slow" $(FAST) $(ARGS)
 
-soak: install-dev ## what belongs in a nightly job: full matrices, many seeds and histories, the scorecard (hours)
+soak: install-dev ## run the nightly job: full matrices, many seeds and histories, the scorecard (hours)
 	@failed=0; \
 	$(BIN)/python -m pytest --soak --timeout=3600 $(ARGS) || failed=$$?; \
 	$(BIN)/python -m load_tests.scenarios.scorecard || failed=$$?; \
 	exit $$failed
 
-lint: install-dev ## ruff: rules and format
+lint: install-dev ## check rules and format with ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: install-dev ## mypy --strict
+types: install-dev ## check types with mypy --strict
 	@$(BIN)/mypy
 
-arch: install-dev ## import-linter: imports flow one way
+arch: install-dev ## check import layers with import-linter
 	@$(BIN)/lint-imports
 
-fmt: install-dev ## format, and mend what ruff can
+fmt: install-dev ## format, and apply ruff's fixes
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
 proto: install-dev ## generate the wire code from proto/
 	@$(BIN)/python proto/generate.py
 
-pages: install-dev ## write what of docs/ is made from the code
+pages: install-dev ## generate the parts of docs/ that come from the code
 	@$(BIN)/kvasir config schema > docs/kvasir.schema.json
 	@page=$$($(BIN)/python -m kvasir.telemetry.reasons < docs/errors.md) && printf '%s\n' "$$page" > docs/errors.md
 	@$(BIN)/python -m kvasir_platform.gateway.openai.openapi > docs/openapi.json
 	@$(BIN)/python helm/values_pages.py
 
-sbom: ## print which packages are installed, as CycloneDX (EXTRA=cpu, gpu or base)
+sbom: ## print the installed packages as CycloneDX (EXTRA=cpu, gpu or base)
 	@$(PYTHON) requirements/sbom.py $(EXTRA)
 
 lock: $(BIN)/python ## resolve the lock files from requirements/*.in (needs the network)
@@ -124,25 +124,25 @@ bench-foundation: install-dev ## measure start, memory, TTFT and throughput into
 bench-edge: install-dev ## measure the HTTP edge alone, in front of a scripted router
 	@$(BIN)/python -m load_tests.scenarios.edge
 
-bench-edge-link: install-dev ## measure what an edge process costs beside one process that does all
+bench-edge-link: install-dev ## measure the overhead of an edge process over a single process
 	@$(BIN)/python -m load_tests.scenarios.edge_link
 
-bench-tokenizing: install-dev ## measure what it costs to turn prompts into tokens, with a vocabulary of full size
+bench-tokenizing: install-dev ## measure tokenization of prompts, with a full-size vocabulary
 	@$(BIN)/python -m load_tests.scenarios.tokenizing
 
-bench-gateway: install-dev ## measure the whole gateway path, beside proxies and other routers (minutes)
+bench-gateway: install-dev ## measure the whole gateway path, compared with proxies and other routers (minutes)
 	@$(BIN)/python -m load_tests.scenarios.gateway $(ARGS)
 
-bench-index: install-dev ## measure the prefix index and the decision, beside Dynamo's index
+bench-index: install-dev ## measure the prefix index and the decision, compared with Dynamo's index
 	@$(BIN)/python -m load_tests.scenarios.index $(ARGS)
 
-bench-kv: install-dev ## measure KV movement between workers and to the tiers, beside what the machine can do (minutes)
+bench-kv: install-dev ## measure KV transfer between workers and to the tiers, against the machine's limits (minutes)
 	@$(BIN)/python -m load_tests.scenarios.kv $(ARGS)
 
-bench-parity: install-dev ## compare foreseen prefix hits with those that real engines report
+bench-parity: install-dev ## compare predicted prefix hits with those that real engines report
 	@$(BIN)/python -m load_tests.scenarios.parity $(ARGS)
 
-bench-overlap: install-dev ## measure what it saves to pull a prompt's KV while it is computed
+bench-overlap: install-dev ## measure the gain of pulling a prompt's KV while it is computed
 	@$(BIN)/python -m load_tests.scenarios.overlap $(ARGS)
 
 bench-policies: install-dev ## play a trace (TRACE=…) through every routing policy, in virtual time (minutes)
@@ -153,20 +153,20 @@ bench-eviction: install-dev ## play a trace (TRACE=…) through every eviction p
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-eviction TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.eviction $(TRACE) $(ARGS)
 
-bench-autoscale: install-dev ## size a fleet for a day of traffic like a trace's (TRACE=…), in virtual time (minutes)
+bench-autoscale: install-dev ## size a fleet for a day of traffic shaped like a trace (TRACE=…), in virtual time (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-autoscale TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.autoscale $(TRACE) $(ARGS)
 
-bench-scaling: install-dev ## how soon a pool follows its load, on real Ray Serve (minutes)
+bench-scaling: install-dev ## measure how soon a pool follows its load, on real Ray Serve (minutes)
 	@$(BIN)/python -m load_tests.scenarios.scaling $(ARGS)
 
-bench-paired: install-dev ## run the benchmarks of a request's path at BASE=COMMIT and at the last commit, in turn (minutes)
+bench-paired: install-dev ## run the benchmarks of a request's path at BASE=COMMIT and at the last commit, alternating (minutes)
 	@test -n "$(BASE)" || { echo "error: name the commit to compare with: make bench-paired BASE=main~20" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.paired $(BASE) $(ARGS)
 
-scorecard: install-dev ## prove what survives which fault, with real processes (minutes; ARGS="--rows 1,4")
+scorecard: install-dev ## prove which faults are survived, with real processes (minutes; ARGS="--rows 1,4")
 	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)
 
-clean: ## remove build outputs and caches (.venv stays; delete it to begin anew)
+clean: ## remove build outputs and caches (.venv stays; delete it to start over)
 	@rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find platform router workers tests load_tests models -name __pycache__ -type d -prune -exec rm -rf {} +

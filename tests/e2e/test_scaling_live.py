@@ -154,7 +154,7 @@ def test_a_pool_grows_from_one_replica_to_three_and_shrinks_to_one_without_a_fai
         assert {act["what"] for act in acts if act["done"]} == {"start", "retire"}
         said = _done(stack.kvasir("explain", "scaling")).stdout
         assert "predicted within" in said
-        assert "pools size themselves" in said
+        assert "the planner sizes the pools" in said
 
         _done(stack.kvasir("scale", "workers=2"))
         stack.wait_until(lambda: _serving(stack) == 2, PATIENCE_S, "the pinned two")

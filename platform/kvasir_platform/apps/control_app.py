@@ -115,7 +115,7 @@ def turn(
     if failure is not None:
         reporter.lost(failure)
     if asked is not None:
-        asked[1].tell("refused", message=failure or "Ray's head is being started again; ask once more")
+        asked[1].tell("refused", message=failure or "Ray's head is restarting; retry")
     return False
 
 
@@ -145,9 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--token-file", type=Path, help="shared secret of sessions")
     parser.add_argument("--cluster", action="store_true", help="run in the head pod of a RayCluster")
     parser.add_argument("--tls-dir", type=Path, help="folder of certificates in every pod; with --cluster")
-    parser.add_argument("--pods-file", type=Path, help="what the chart wishes for pods; with --cluster")
+    parser.add_argument("--pods-file", type=Path, help="the chart's desired pods; with --cluster")
     parser.add_argument(
-        "--planner-port", type=int, default=0, help="where routers tell their load; 0 takes a free port"
+        "--planner-port", type=int, default=0, help="port for routers' load reports; 0: a free one"
     )
     parser.add_argument("--redis-password-file", type=Path, help="of Ray's Redis; with --cluster")
     args = parser.parse_args(argv)

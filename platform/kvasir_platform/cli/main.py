@@ -224,9 +224,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="REQUEST_ID",
         help="the response's header x-request-id, or the word scaling",
     )
-    add("get", "list what the router knows", gateway, epilog=_GET_EPILOG)
+    add("get", "list the router's view of workers", gateway, epilog=_GET_EPILOG)
     commands.choices["get"].add_argument(
-        "what", choices=("workers",), metavar="workers", help="the only list"
+        "what", choices=("workers",), metavar="workers", help="the list to print"
     )
     add("drain", "take a worker out of service, or put it back", gateway, epilog=_DRAIN_EPILOG)
     _add_drain_options(commands.choices["drain"])

@@ -184,7 +184,7 @@ class CoreEndpoint:
             self._refused(request, error)
         # One request's fault must not end the link that serves the others.
         except Exception:
-            log.exception("request %s failed at its start", request.request_id)
+            log.exception("request %s failed to start", request.request_id)
             self._live.pop(request.request_id, None)
             message = "Internal error; the log has the details under this request id."
             self._refused(request, KvasirError(message))
@@ -250,7 +250,7 @@ class CoreEndpoint:
 
     def _cut_all(self) -> None:
         """The edge does not read: end its streams, and send no more of them than that."""
-        log.error("edge %s does not keep up; %d streams are cut", self.name, len(self._live))
+        log.error("edge %s reads too slowly; cancelled its %d streams", self.name, len(self._live))
         self._pending.deltas.clear()
         self._relay.take()
         for request_id in list(self._live):
@@ -285,4 +285,4 @@ def _nobody() -> None:
 
 
 def _too_slow() -> CapacityError:
-    return CapacityError("The gateway could not take what the workers sent.", code="edge_overloaded")
+    return CapacityError("The gateway reads too slowly; the stream was cancelled.", code="edge_overloaded")

@@ -56,7 +56,7 @@ class CorePages:
             exchange.fail(error_status(error), error, error_headers(error))
         # The last line of defence, as in the gateway: a fault of ours must still be an answer.
         except Exception as error:
-            log.exception("the page %s failed", ask.path)
+            log.exception("cannot render the page %s", ask.path)
             exchange.fail(500, error)
 
     def _page(self, path: str) -> PageRenderer:
@@ -68,7 +68,7 @@ class CorePages:
             return self._drain
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
             return self._undrain
-        raise RequestError(f"There is no {path[:256]!r} here.", status=404, code="not_found")
+        raise RequestError(f"No such path: {path[:256]!r}.", status=404, code="not_found")
 
 
 class _Asked(Exchange):

@@ -151,7 +151,7 @@ class Edges:
             await keeper.close()
             await asyncio.wait((starting, *ends))
         if keeper.broken.is_set():
-            raise KvasirError("edges could not be kept; the log has the reason")
+            raise KvasirError("the supervision of edges failed; see the log")
 
     def _in_flight(self) -> int:
         return 0 if self._keeper is None else self._keeper.in_flight()

@@ -259,7 +259,7 @@ class Frames(Generic[Frame]):
                 while len(held) - at >= _LENGTH.size:
                     (size,) = _LENGTH.unpack_from(held, at)
                     if size > MAX_FRAME_BYTES:
-                        raise ProtocolError(f"a frame of {size} bytes; {MAX_FRAME_BYTES} are allowed")
+                        raise ProtocolError(f"frame of {size} bytes exceeds the limit of {MAX_FRAME_BYTES}")
                     begin = at + _LENGTH.size
                     if len(held) < begin + size:
                         break
@@ -267,6 +267,6 @@ class Frames(Generic[Frame]):
                     with view[begin:at] as body:
                         made.append(self._decode(body))
         except (msgspec.DecodeError, ValueError) as error:
-            raise ProtocolError(f"what came is no frame: {error}") from error
+            raise ProtocolError(f"received an invalid frame: {error}") from error
         del held[:at]
         return made

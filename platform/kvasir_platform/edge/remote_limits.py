@@ -78,7 +78,7 @@ class RemoteLimits:
         try:
             asked.then(verdict)
         except Exception:  # one request's fault must not end the link that serves the others
-            log.exception("a request of tenant %s failed when it was let in", asked.tenant)
+            log.exception("a request of tenant %s failed after its admission", asked.tenant)
 
     def lost(self) -> None:
         """Handle the loss of the core."""

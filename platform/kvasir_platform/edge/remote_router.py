@@ -45,7 +45,7 @@ class RemoteRouter:
         self._now = now
         self._live: dict[str, _Live] = {}
         self._fast_path = FastPath(_place) if fast_path else None
-        self._core_status = CoreStatus("the router has not said anything yet", {}, {})
+        self._core_status = CoreStatus("no status received from the router yet", {}, {})
 
     @property
     def in_flight(self) -> int:
@@ -58,7 +58,7 @@ class RemoteRouter:
         if self._link.lost:
             raise gone()
         if self._link.full:
-            raise CapacityError("The router does not keep up with its edges.", code="no_capacity")
+            raise CapacityError("The router reads too slowly from its edges.", code="no_capacity")
         if request.request_id in self._live:
             raise RequestError(
                 f"request {request.request_id} is in flight already", status=500, code="duplicate_request"
@@ -127,7 +127,7 @@ class RemoteRouter:
         found = self._live.get(request_id)
         if found is not None:
             error = RequestError(
-                "The request is larger than the router takes.", status=413, code="request_too_large"
+                "The request exceeds the size limit of the router.", status=413, code="request_too_large"
             )
             self._end(self._summary(found.request, error, refused=True), error)
 

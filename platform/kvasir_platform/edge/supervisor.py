@@ -86,7 +86,7 @@ class Edge:
         finally:
             self.end.abort()
         await self._gone.wait()
-        self.fail(StartError(f"{self.name} ended with status {status} before it listened"))
+        self.fail(StartError(f"{self.name} exited with status {status} before it listened"))
         return status
 
     def kill(self) -> None:
@@ -182,7 +182,7 @@ class EdgeSupervisor:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the keeping of %s ended: %s", task.get_name(), error, exc_info=error)
+            log.error("the supervision of %s failed: %s", task.get_name(), error, exc_info=error)
             self.broken.set()
 
     def _make(self, slot: int, life: int) -> Edge:
@@ -204,7 +204,7 @@ class EdgeSupervisor:
             if self._clock.now() - edge.began_s >= patience.steady_s:
                 pause = patience.pause_s
             why = "" if edge.listens else f" ({edge.address.exception()})"
-            log.error("%s ended %s%s; another one takes its place in %g s", edge.name, ended, why, pause)
+            log.error("%s exited %s%s; restarting it in %g s", edge.name, ended, why, pause)
             await self._clock.sleep(pause)
             if self._ending:
                 return
@@ -234,5 +234,5 @@ class EdgeSupervisor:
         else:
             stuck = self._clock.now() - edge.began_s > patience.start_s
         if stuck:
-            log.error("%s does not answer; it is killed", edge.name)
+            log.error("%s does not respond; killing it", edge.name)
             edge.kill()

@@ -72,7 +72,7 @@ def test_it_shows_how_many_streams_are_left_and_ends_when_none_is(watcher: Watch
         "decode-7f: draining, 4 streams left",
         "decode-7f: draining, 1 stream left",
         "decode-7f: draining, 0 streams left",
-        "decode-7f is drained: nothing runs on it, and it can be stopped",
+        "decode-7f is drained: no streams run on it, and it can be stopped",
     ]
 
 
@@ -89,18 +89,18 @@ def test_an_idle_worker_that_has_not_said_that_it_drains_is_waited_for(watcher: 
 
 def test_a_worker_that_leaves_while_it_drains_is_done(watcher: Watcher) -> None:
     assert watcher(seen("draining", 1, 1), GONE) == 0
-    assert watcher.said()[-1] == "decode-7f has left, and nothing of it is waited for"
+    assert watcher.said()[-1] == "decode-7f has left; the wait ends"
 
 
 def test_a_worker_that_stops_after_it_drained_is_done_even_if_its_address_is_still_known(
     watcher: Watcher,
 ) -> None:
     assert watcher(seen("connecting", 1), seen("draining", 1, 1), seen("connecting", 0, 1)) == 0
-    assert watcher.said()[-1] == "decode-7f has stopped, and nothing of it is waited for"
+    assert watcher.said()[-1] == "decode-7f has stopped; the wait ends"
 
 
 def test_a_drain_that_somebody_took_back_does_not_end_well(watcher: Watcher) -> None:
-    with pytest.raises(UpstreamError, match="somebody has put it back"):
+    with pytest.raises(UpstreamError, match="its drain was undone"):
         watcher(seen("draining", 1, 1), seen("ready", 1, 1))
 
 

@@ -74,5 +74,5 @@ def test_the_check_reads_keys_as_the_gateway_would(tmp_path: Path, monkeypatch: 
     )
     assert "keys:1: tenancy.tenants has no 'researchx'" in found["gateway.api_keys_file"]
     assert found["gateway.api_keys_dir"] == "holds no key"
-    assert "the environment has no NO_KEYS" in found["gateway.api_keys_env"]
+    assert "the environment variable NO_KEYS is not set" in found["gateway.api_keys_env"]
     assert "No such file" in found["tenancy.cache_secret_file"]

@@ -138,7 +138,7 @@ def test_each_source_of_keys_is_read_as_the_gateway_would(
 def test_keys_in_the_environment_are_looked_at() -> None:
     line = hashlib.sha256(b"k").hexdigest()
     assert found("gateway.api_keys_env=KEYS", KEYS=line)["gateway.api_keys_env"].problem == ""
-    assert "has no KEYS" in found("gateway.api_keys_env=KEYS")["gateway.api_keys_env"].problem
+    assert "variable KEYS is not set" in found("gateway.api_keys_env=KEYS")["gateway.api_keys_env"].problem
 
 
 def test_a_secret_that_everybody_may_read_is_a_warning(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_each_pool_is_asked_for_its_size_or_given_back(
     assert scale(["decode=4", "prefill=auto"], None, CommandOutput(json=False)) == 0
     assert control.done() == [ControlCommand("scale", "decode", 4), ControlCommand("unpin", "prefill")]
     said = capsys.readouterr().out
-    assert "decode is to have 4" in said
+    assert "decode is set to 4" in said
     assert "prefill is sized by the planner" in said
 
 
@@ -101,7 +101,7 @@ def test_a_refusal_is_passed_on(commands: CommandSocket) -> None:
 
 def test_sizes_are_explained_with_figures_rules_and_what_was_done() -> None:
     said = "\n".join(lines(STORY))
-    assert "pools size themselves" in said
+    assert "the planner sizes the pools" in said
     assert "decode      2      1       3" in said
     assert POOL["why"] in said
     assert "full with 64 streams, by KV memory" in said
@@ -110,7 +110,7 @@ def test_sizes_are_explained_with_figures_rules_and_what_was_done() -> None:
 
 def test_advice_and_standstill_are_said_first() -> None:
     advised = lines(STORY | {"mode": "advise", "acts": [ACT | {"done": False}]})
-    assert advised[0] == "scaling.mode is advise: this is what would be done"
+    assert advised[0] == "scaling.mode is advise: actions are shown, not taken"
     assert "would be decode: 1 started" in advised[-1]
     frozen = lines(STORY | {"frozen": "no report from router-1 for 20 s"})
     assert frozen[0] == "sizes are unchanged: no report from router-1 for 20 s"

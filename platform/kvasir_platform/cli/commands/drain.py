@@ -75,22 +75,22 @@ class _Watch:
     def is_empty(self, worker: dict[str, Any] | None) -> bool:
         """Whether nothing runs there any more. Raises UpstreamError if the drain was undone."""
         if worker is None:
-            self._finish("gone", "has left, and nothing of it is waited for")
+            self._finish("gone", "has left; the wait ends")
             return True
         drains = self._take(worker)
         if self._drained_before and self._state == "connecting":
-            self._finish("gone", "has stopped, and nothing of it is waited for")
+            self._finish("gone", "has stopped; the wait ends")
             return True
         if self._drained_before and self._state == "ready":
             self.clear()
             raise UpstreamError(
-                f"{self._worker_id} serves again: somebody has put it back; to insist: "
+                f"{self._worker_id} serves again: its drain was undone. To drain it again: "
                 f"kvasir drain {self._worker_id}"
             )
         self._drained_before = self._drained_before or drains
         self._quiet = self._quiet + 1 if drains and not self._left else 0
         if self._quiet >= _QUIET_POLLS:
-            self._finish("drained", "is drained: nothing runs on it, and it can be stopped")
+            self._finish("drained", "is drained: no streams run on it, and it can be stopped")
             return True
         self._show(f"{self._state}, {_streams(self._left)} left")
         return False
@@ -98,7 +98,7 @@ class _Watch:
     def serves(self, worker: dict[str, Any] | None) -> bool:
         """Whether it takes requests again. Raises UpstreamError if it has left."""
         if worker is None:
-            raise UpstreamError(f"{self._worker_id} has left; `kvasir get workers` shows those there are")
+            raise UpstreamError(f"{self._worker_id} has left; list the workers with: kvasir get workers")
         self._take(worker)
         if self._state == "ready":
             self._finish("ready", "serves again")

@@ -107,7 +107,7 @@ def _part(part: Record) -> list[str]:
     if places and places[0]["terms"]:
         columns.append(["TOTAL", *(_figure(place["total"], unit) for place in places)])
     head, *rows = zip(*columns, strict=True)
-    what = {"s": "terms in ms", "": "the policy makes no terms"}.get(unit, f"terms in {unit}")
+    what = {"s": "terms in ms", "": "the policy has no cost terms"}.get(unit, f"terms in {unit}")
     title = f"{part['part']}: {len(places)} considered, {what} (* chosen)"
     return [title, *table(head, rows, range(3, len(head))).splitlines()]
 

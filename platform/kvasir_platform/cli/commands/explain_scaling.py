@@ -60,8 +60,8 @@ def _status_line(story: Story) -> str:
     if story["frozen"]:
         return f"sizes are unchanged: {story['frozen']}"
     if story["mode"] == "advise":
-        return "scaling.mode is advise: this is what would be done"
-    return "pools size themselves"
+        return "scaling.mode is advise: actions are shown, not taken"
+    return "the planner sizes the pools"
 
 
 def _pool(each: Story) -> list[str]:

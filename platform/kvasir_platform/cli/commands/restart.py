@@ -48,7 +48,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
             how = (
                 "each new one beside the old"
                 if answer["beside"]
-                else "each stopped first: there is no room for one more"
+                else "each stopped first: no capacity for one more"
             )
             return [f"restarting {answer['pool']}: {answer['replicas']} replicas, one at a time, {how}"]
         case "progress":

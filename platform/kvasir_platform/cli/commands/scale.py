@@ -24,7 +24,7 @@ def scale(desired_sizes: list[str], name: str | None, output: CommandOutput) -> 
             output.text(
                 f"{asked.pool} is sized by the planner"
                 if size is None
-                else f"{asked.pool} is to have {size}; see: kvasir status, and kvasir explain scaling"
+                else f"{asked.pool} is set to {size}; see: kvasir status, and kvasir explain scaling"
             )
     return 0
 

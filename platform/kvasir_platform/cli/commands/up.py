@@ -75,7 +75,7 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
 async def _missing(runtime: RuntimeDir) -> str | None:
     """Return what keeps the gateway from serving, queried as from another terminal."""
     state = runtime.read()
-    return "its state cannot be read" if state is None else await missing_to_serve(Site.of_state(state))
+    return "its state file is unreadable" if state is None else await missing_to_serve(Site.of_state(state))
 
 
 class _AlreadyRuns(StartError):

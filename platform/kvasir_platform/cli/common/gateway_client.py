@@ -91,7 +91,7 @@ def workers(site: Site) -> Sequence[dict[str, Any]]:
     found = _asked(site, "/status").get("workers")
     if not isinstance(found, list):
         raise UpstreamError(
-            f"the gateway at {site.authority} told of no workers at /status; is it a Kvasir gateway?"
+            f"the gateway at {site.authority} returned no workers at /status; is it a Kvasir gateway?"
         )
     return [worker for worker in found if isinstance(worker, dict)]
 

@@ -291,7 +291,7 @@ class RayPools:
 
     def let_go(self, pod: PodRow) -> bool:
         """Release a pod in which nothing runs. False if Ray could not be reached, which is logged."""
-        return drain_node(self._address, pod.node_id, "its template is another one than is wished for")
+        return drain_node(self._address, pod.node_id, "its pod template is not the desired one")
 
     def shutdown(self) -> None:
         """Drain and delete every application, then disconnect from Ray."""

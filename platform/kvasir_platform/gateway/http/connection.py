@@ -115,7 +115,7 @@ class HttpConnection(ConnectionOutput):
 
     def on_message_begin(self) -> None:
         if self._reading == LINGER:
-            self._stop("The connection was closed by the answer before.")
+            self._stop("The previous response closed the connection.")
         if self._reading == IDLE and self._exchange is None:
             self._wait_for(HEADERS)  # it came in one piece with the request before it
         self._reading = HEADERS
@@ -213,7 +213,7 @@ class HttpConnection(ConnectionOutput):
         elif self._reading == BODY:
             self._judge_body()
         elif self._reading == HEADERS and self._begun:
-            self._refuse(RequestError("The headers came too slowly.", status=408, code="header_timeout"))
+            self._refuse(RequestError("Timed out reading the headers.", status=408, code="header_timeout"))
         else:
             self._close()
 
@@ -286,7 +286,7 @@ class HttpConnection(ConnectionOutput):
         limits, now = self._limits, self._listener.loop.time()
         window_s = limits.header_s / 2
         if now >= self._body_due_s or self._body_bytes - self._judged_bytes < limits.body_rate * window_s:
-            self._refuse(RequestError("The body came too slowly.", status=408, code="body_timeout"))
+            self._refuse(RequestError("Timed out reading the body.", status=408, code="body_timeout"))
             return
         self._judged_bytes = self._body_bytes
         self.deadline = min(self._body_due_s, now + window_s)
@@ -336,7 +336,9 @@ class HttpConnection(ConnectionOutput):
         elif self._reading == BODY:
             framing = self._wire_bytes - self._body_bytes
             if framing > limits.header_bytes + min(_FRAMING * self._body_bytes, limits.body_bytes):
-                self._stop("The body is nearly all framing.", 413, "body_too_large")
+                self._stop(
+                    "The body's chunks are too small: too much framing per byte.", 413, "body_too_large"
+                )
 
     def _headers_too_large(self) -> NoReturn:
         self._stop(

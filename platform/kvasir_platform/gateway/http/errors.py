@@ -31,9 +31,9 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 class ErrorDetail(Struct):
     """What is wrong. `type` and `code` are enumerated in the OpenAPI document."""
 
-    message: Annotated[str, Meta(description="For people. Match on `code`, never on this.")]
+    message: Annotated[str, Meta(description="Human-readable; may change. Match on `code` instead.")]
     type: str
-    param: Annotated[str | None, Meta(description="The field at fault, with its place in the body.")]
+    param: Annotated[str | None, Meta(description="The invalid field, as a path in the body.")]
     code: str
 
 

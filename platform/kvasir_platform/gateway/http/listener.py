@@ -146,10 +146,10 @@ class Listener:
         if over > _REFUSALS:
             held.abort()
         if over > 0:
-            return CapacityError("The gateway holds all connections it may.", code="too_many_connections")
+            return CapacityError("The gateway has reached its connection limit.", code="too_many_connections")
         if not welcome:
             return CapacityError(
-                "The gateway holds all connections it may of one client.", code="too_many_client_connections"
+                "This client has reached its connection limit.", code="too_many_client_connections"
             )
         return None
 
@@ -169,7 +169,9 @@ class Listener:
         """Count buffered body bytes (negative: released); return the error if they exceed the limit."""
         self._bodies_bytes += size
         if self._bodies_bytes > self._max_bodies_bytes:
-            return CapacityError("The gateway holds all request bodies it may.", code="bodies_full")
+            return CapacityError(
+                "The gateway has reached its limit on buffered request bodies.", code="bodies_full"
+            )
         return None
 
     def exchange(self, request: HttpRequest, request_id: str, wire: ExchangeWire) -> Exchange:

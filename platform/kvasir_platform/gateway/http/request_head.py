@@ -24,9 +24,7 @@ def check_version(version: str) -> bool:
     if version == "1.1":
         return True
     if version != "1.0":
-        raise RequestError(
-            f"HTTP/{version} is not spoken here.", status=505, code="http_version_not_supported"
-        )
+        raise RequestError(f"HTTP/{version} is not supported.", status=505, code="http_version_not_supported")
     return False
 
 

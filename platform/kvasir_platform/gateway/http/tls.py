@@ -68,7 +68,7 @@ class EdgeCertificate:
                 try:
                     self._context = self._load()
                 except ConfigError as error:
-                    _log.error("the gateway keeps its last good certificate: %s", error.message)
+                    _log.error("keeping the last valid gateway certificate: %s", error.message)
         return self._context
 
     def expires_s(self) -> float:
@@ -104,7 +104,7 @@ class EdgeCertificate:
                     context.load_verify_locations(cadata=_first(self._operator).public_bytes(Encoding.DER))
             expires = _first(self._cert).not_valid_after_utc
         except OSError as error:
-            raise ConfigError(f"gateway.tls: {self._cert} cannot be used: {error}") from error
+            raise ConfigError(f"gateway.tls: cannot load {self._cert}: {error}") from error
         self._expires_s = expires.timestamp()
         return context
 

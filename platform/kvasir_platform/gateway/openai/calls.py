@@ -198,7 +198,7 @@ def render_chat(
         if not capabilities.client_templates:
             raise unsupported(
                 "chat_template",
-                "chat_template is code, and no client's code is run here (api.trust_chat_templates: false).",
+                "chat_template is disabled: it is code from the client (api.trust_chat_templates: false).",
             )
         template = template.of_client(options.chat_template)
     if options.continue_final_message and options.add_generation_prompt:
@@ -206,7 +206,7 @@ def render_chat(
             "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
         )
     if options.documents and not template.takes_documents:
-        raise unsupported("documents", f"The chat template of {model!r} shows no documents.")
+        raise unsupported("documents", f"The chat template of {model!r} does not support documents.")
     if kwargs:
         check_depth(kwargs, "chat_template_kwargs")
     going_on = bool(options.continue_final_message)
@@ -267,7 +267,7 @@ def fit_context(
     room = context - prompt_tokens
     wanted = sampling.max_tokens
     if room < 1 or (wanted is not None and wanted > room):
-        asked = f" and {wanted} of output were asked for" if wanted is not None else ""
+        asked = f" and max_tokens is {wanted}" if wanted is not None else ""
         raise RequestError(
             f"The model's context is {context} tokens; the prompt has {prompt_tokens}{asked}. "
             "Shorten the prompt or lower max_tokens.",
@@ -328,9 +328,7 @@ def _rule(body: ChatBody, box: Toolbox) -> StructuredOutput | None:
         return None
     rule, param = found
     if box.forced:
-        raise bad(
-            f"{param} sets a rule for the output, and so does the call that is required; send one.", param
-        )
+        raise bad(f"{param} and the required tool call both constrain the output; send one.", param)
     return rule
 
 

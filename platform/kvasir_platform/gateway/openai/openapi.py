@@ -64,7 +64,7 @@ _OPERATIONS = (
         "/v1/chat/completions",
         "post",
         "createChatCompletion",
-        "Answer a chat.",
+        "Create a chat completion.",
         answers.ChatCompletion,
         ChatBody,
         answers.ChatChunk,
@@ -73,7 +73,7 @@ _OPERATIONS = (
         "/v1/completions",
         "post",
         "createCompletion",
-        "Continue one or several prompts.",
+        "Create completions of one or several prompts.",
         answers.CompletionResponse,
         CompletionBody,
         answers.CompletionResponse,
@@ -82,21 +82,21 @@ _OPERATIONS = (
         "/v1/embeddings",
         "post",
         "createEmbedding",
-        "Make vectors of texts.",
+        "Create embeddings.",
         answers.Embeddings,
         EmbeddingBody,
     ),
-    _Operation("/tokenize", "post", "tokenize", "Turn text into token ids.", answers.Tokens, TokenizeBody),
+    _Operation("/tokenize", "post", "tokenize", "Tokenize a text or a chat.", answers.Tokens, TokenizeBody),
     _Operation(
-        "/detokenize", "post", "detokenize", "Turn token ids into text.", answers.Text, DetokenizeBody
+        "/detokenize", "post", "detokenize", "Convert token ids to text.", answers.Text, DetokenizeBody
     ),
     _Operation("/v1/models", "get", "listModels", "List models and adapters.", answers.Models),
-    _Operation("/v1/models/{model}", "get", "retrieveModel", "Show one of them.", answers.Model),
+    _Operation("/v1/models/{model}", "get", "retrieveModel", "Show a model or an adapter.", answers.Model),
     _Operation(
         "/health/live",
         "get",
         "live",
-        "Whether the process answers.",
+        "Liveness check.",
         answers.HealthResponse,
         key=False,
         tag="Operation",
@@ -105,7 +105,7 @@ _OPERATIONS = (
         "/health/ready",
         "get",
         "ready",
-        "Whether a request could be served at once.",
+        "Readiness check: whether a request can be served.",
         answers.HealthResponse,
         key=False,
         tag="Operation",
@@ -119,13 +119,13 @@ _OPERATIONS = (
         tag="Operation",
     ),
     _Operation(
-        "/metrics", "get", "metrics", "Metrics in Prometheus' text format.", "text/plain", tag="Operation"
+        "/metrics", "get", "metrics", "Metrics in the Prometheus text format.", "text/plain", tag="Operation"
     ),
     _Operation(
         "/decisions/{request_id}",
         "get",
         "explain",
-        "Show why a call ran where it ran.",
+        "Explain the routing decisions of a call.",
         answers.Decisions,
         tag="Operation",
     ),
@@ -173,14 +173,14 @@ def openapi_document() -> Json:
         "info": {
             "title": "Kvasir",
             "version": "v1",
-            "summary": "OpenAI's API, with vLLM's further fields.",
+            "summary": "OpenAI's API, with vLLM's additional fields.",
             "description": "docs/API.md tells what differs from OpenAI's API, docs/errors.md what each error "
             "code means and what to do.",
         },
         "security": [{"key": []}, {}],
         "tags": [
-            {"name": "API", "description": "What clients of models use."},
-            {"name": "Operation", "description": "What operators and their tools use."},
+            {"name": "API", "description": "Inference endpoints for clients."},
+            {"name": "Operation", "description": "Endpoints for operators and their tools."},
         ],
         "paths": paths,
         "components": {
@@ -192,7 +192,7 @@ def openapi_document() -> Json:
                 "key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "An API key, where the deployment asks for keys.",
+                    "description": "API key, if the deployment requires one.",
                 }
             },
         },
@@ -239,7 +239,7 @@ def _good(operation: _Operation) -> Json:
         content["application/json"] = {"schema": {"$ref": _SCHEMAS + operation.answer.__name__}}
     description = "Done."
     if operation.chunk is not None:
-        description = "The whole answer, or with `stream: true` server-sent events."
+        description = "The whole response, or server-sent events with `stream: true`."
         content["text/event-stream"] = {
             "schema": {
                 "type": "string",
@@ -347,17 +347,19 @@ def _parameters() -> Json:
     return {
         "RequestId": header(
             "x-request-id",
-            "The client's own id of the request; kept if it fits, else one is made.",
+            "Request id chosen by the client. If it does not match the pattern, the gateway generates one.",
             pattern=r"^[A-Za-z0-9._:-]{1,128}$",
         ),
-        "TraceParent": header("traceparent", "W3C trace context that the request's spans belong under."),
-        "TraceState": header("tracestate", "W3C trace state, passed on."),
+        "TraceParent": header("traceparent", "W3C trace context of the parent span."),
+        "TraceState": header("tracestate", "W3C trace state, forwarded."),
         "SessionId": header(
-            SESSION_HEADER, "What belongs together, so that it runs near its cache.", maxLength=MAX_HINT
+            SESSION_HEADER,
+            "Session of related requests, routed to the worker that caches their prefix.",
+            maxLength=MAX_HINT,
         ),
-        "SloClass": header(SLO_HEADER, "The deployment's class of service that the request wants."),
+        "SloClass": header(SLO_HEADER, "SLO class of the request, as configured in the deployment."),
         "ServerTimingWish": header(
-            TIMING_HEADER, "`comment`: a stream is to end with its whole Server-Timing as a comment."
+            TIMING_HEADER, "`comment`: end a stream with its final Server-Timing as a comment."
         ),
     }
 
@@ -372,18 +374,18 @@ def _headers() -> Json:
         return {"description": description, "schema": schema}
 
     limits: dict[str, tuple[str, Json]] = {
-        "limit": ("What the tenant has a minute.", _WHOLE),
-        "remaining": ("What is left of it.", _WHOLE),
-        "reset": ("When all of it is there again, as in `1m30s`.", _TEXT),
+        "limit": ("Limit per minute of the tenant.", _WHOLE),
+        "remaining": ("Remaining quota.", _WHOLE),
+        "reset": ("Time until the quota is full again, as in `1m30s`.", _TEXT),
     }
     return {
-        "x-request-id": shown("Names the request in logs, metrics, traces and /decisions.", _TEXT),
-        "traceparent": shown("The gateway's span of the request, where it is traced.", _TEXT),
-        "retry-after": shown("Seconds to wait.", {"type": "integer", "minimum": 1}),
+        "x-request-id": shown("Id of the request in logs, traces and /decisions.", _TEXT),
+        "traceparent": shown("The gateway's span of the request, if it is traced.", _TEXT),
+        "retry-after": shown("Seconds to wait before a retry.", {"type": "integer", "minimum": 1}),
         "retry-after-ms": shown("The same in milliseconds.", {"type": "integer", "minimum": 1}),
-        "x-should-retry": shown("`false` where repeating gives the same or makes it worse.", _TEXT),
-        "x-kvasir-brownout": shown("What is done under pressure, as in `1; cap_max_tokens=256`.", _TEXT),
-        "server-timing": shown("Where the time went, in milliseconds, as far as it is known by then.", _TEXT),
+        "x-should-retry": shown("`false` if a retry would fail again or add to an overload.", _TEXT),
+        "x-kvasir-brownout": shown("Brown-out level and its actions, as in `1; cap_max_tokens=256`.", _TEXT),
+        "server-timing": shown("Time per phase in milliseconds, as known when the header is sent.", _TEXT),
         **{name: shown(*limits[name.split("-")[2]]) for name in _LIMIT_HEADERS},
     }
 

@@ -88,7 +88,7 @@ def _logit_bias(bias: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, 
     pairs = []
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocabulary):
-            raise bad(f"logit_bias key {key[:32]!r} is no token id below {vocabulary}.", "logit_bias")
+            raise bad(f"logit_bias key {key[:32]!r} is not a token id below {vocabulary}.", "logit_bias")
         pairs.append((int(key), value))
     return tuple(pairs)
 
@@ -106,6 +106,6 @@ def _thinking(budget: int | None, capabilities: ModelCapabilities) -> int | None
     if not capabilities.reasoning:
         raise unsupported(
             "thinking_token_budget",
-            "thinking_token_budget needs engine.reasoning_parser: without it nobody knows what is thinking.",
+            "thinking_token_budget needs engine.reasoning_parser, which detects reasoning.",
         )
     return budget

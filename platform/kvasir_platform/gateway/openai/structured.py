@@ -38,7 +38,7 @@ def structured(body: SamplingFields) -> tuple[StructuredOutput, str] | None:
         return None
     if len(found) > 1:
         first, second = found[0][0], found[1][0]
-        raise bad(f"{first} and {second} both set a rule for the output; send one.", second)
+        raise bad(f"{first} and {second} both constrain the output; send one.", second)
     (param, rule, value) = found[0]
     return _MAKERS[rule](value, param), param
 
@@ -53,7 +53,8 @@ def _rules(body: SamplingFields) -> Iterator[tuple[str, str, Any]]:
         rules = [rule for rule in RULES if getattr(outputs, rule) not in (None, False)]
         if not rules:
             raise bad(
-                f"structured_outputs sets no rule; send one of {', '.join(RULES)}.", "structured_outputs"
+                f"structured_outputs sets no constraint; send one of {', '.join(RULES)}.",
+                "structured_outputs",
             )
         for rule in rules:
             yield f"structured_outputs.{rule}", rule, getattr(outputs, rule)

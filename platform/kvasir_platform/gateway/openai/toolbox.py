@@ -63,7 +63,7 @@ def toolbox(body: ChatBody, capabilities: ModelCapabilities) -> Toolbox:
     if box.forced and not box.tools:
         raise bad(f"{_choice_param(box)} needs {box.param}.", _choice_param(box))
     if box.function and box.function not in {tool["function"]["name"] for tool in box.tools}:
-        raise bad(f"There is no function {box.function!r} in {box.param}.", _choice_param(box))
+        raise bad(f"{box.param} has no function {box.function!r}.", _choice_param(box))
     if box.called and not box.forced and not capabilities.tools:
         raise unsupported(
             box.param,
@@ -130,7 +130,7 @@ def _shown(functions: Sequence[Function], param: str, part: str) -> tuple[Templa
     for i, function in enumerate(functions):
         where = f"{param}[{i}]{part}"
         if function.name in names:
-            raise bad(f"{where}.name {function.name!r} is there twice.", f"{where}.name")
+            raise bad(f"{where}.name {function.name!r} is a duplicate.", f"{where}.name")
         names.add(function.name)
         check_depth(function.parameters, f"{where}.parameters")
         check_references(function.parameters, f"{where}.parameters")

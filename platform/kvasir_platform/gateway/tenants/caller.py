@@ -139,12 +139,12 @@ class Caller:
         output, context = self._spec.max_output_tokens, self._spec.max_context_tokens
         if output is not None and max_tokens is not None and max_tokens > output:
             raise RequestError(
-                f"Your limit is {output} tokens of output; {max_tokens} were asked for.",
+                f"max_tokens {max_tokens} exceeds your limit of {output} output tokens.",
                 code="output_limit_exceeded",
                 param="max_tokens",
             )
         if context is not None and prompt_tokens + (1 if max_tokens is None else max_tokens) > context:
-            asked = f" and {max_tokens} of output were asked for" if max_tokens else ""
+            asked = f" and max_tokens is {max_tokens}" if max_tokens else ""
             raise RequestError(
                 f"Your limit is {context} tokens of context; the prompt has {prompt_tokens}{asked}. "
                 "Shorten the prompt or lower max_tokens.",

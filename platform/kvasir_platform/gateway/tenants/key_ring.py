@@ -43,7 +43,7 @@ class KeyRing:
             raise _unauthorized("Send an API key as `Authorization: Bearer KEY`.")
         entry = self._keys.get(self._digest(hashlib.sha256(key.strip()).digest()))
         if entry is None:
-            raise _unauthorized("The API key is not known.")
+            raise _unauthorized("The API key is invalid.")
         if entry.expires_s <= self._wall():
             raise _unauthorized("The API key has expired.", "api_key_expired")
         return entry.tenant
@@ -57,10 +57,12 @@ class KeyRing:
             if seen != self._seen:
                 self._keys = self._ring(texts)
                 self._seen = seen
-                _log.info("API keys are taken over", extra={"keys": len(self._keys)})
+                _log.info("API keys reloaded", extra={"keys": len(self._keys)})
         except ConfigError as error:
             if error.message != self._trouble:
-                _log.error("the API keys stay as they were", extra={"reason": error.message})
+                _log.error(
+                    "invalid API keys ignored; the previous ones stay in use", extra={"reason": error.message}
+                )
             self._trouble = error.message
         else:
             self._trouble = ""

@@ -69,7 +69,9 @@ def read_sources(gateway: GatewaySpec, environment: Mapping[str, str]) -> list[K
     if gateway.api_keys_env is not None:
         value = environment.get(gateway.api_keys_env)
         if value is None:
-            raise ConfigError(f"gateway.api_keys_env: the environment has no {gateway.api_keys_env}")
+            raise ConfigError(
+                f"gateway.api_keys_env: the environment variable {gateway.api_keys_env} is not set"
+            )
         texts.append(KeyText(gateway.api_keys_env, DEFAULT_TENANT, value.replace(",", "\n")))
     return texts
 
@@ -90,7 +92,7 @@ def parse_keys(texts: Iterable[KeyText], tenants: Container[str]) -> dict[bytes,
                     f"{where}: tenancy.tenants has no {known.tenant!r}; list the tenant or correct the name"
                 )
             if keys.setdefault(hashed, known) != known:
-                raise ConfigError(f"{where}: the same key stands elsewhere with another tenant or expiry")
+                raise ConfigError(f"{where}: duplicate key with another tenant or expiry")
     if len(keys) > _MAX_KEYS:
         raise ConfigError(f"more than {_MAX_KEYS} API keys")
     return keys
@@ -160,7 +162,7 @@ def _text(path: Path, field: str, tenant: str) -> KeyText:
     try:
         with open(path, "rb", opener=_without_waiting) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise ConfigError(f"{field} {path}: is not a plain file")
+                raise ConfigError(f"{field} {path}: not a regular file")
             raw = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{field} {path}: {error.strerror}") from error

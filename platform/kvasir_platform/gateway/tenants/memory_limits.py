@@ -115,4 +115,4 @@ def levels(requests: float, tokens: float, now: float) -> BucketLevels:
 def check_amount(quota: Quota, tokens: int) -> None:
     """Raise ValueError for an amount larger than the bucket."""
     if quota.tokens_per_min is not None and tokens > quota.tokens_per_min:
-        raise ValueError(f"{tokens} tokens can never be had from {quota.tokens_per_min} a minute")
+        raise ValueError(f"{tokens} tokens exceed the limit of {quota.tokens_per_min} a minute")

@@ -202,20 +202,20 @@ class RedisLimits:
             asked.then(verdict)
         # An error of one request must not end the task that serves all others.
         except Exception as error:  # noqa: BLE001
-            _log.error("a request failed after its rate limits", exc_info=error)
+            _log.error("a request failed after its rate limit decision", exc_info=error)
 
     def _found(self) -> None:
         self.shared = True
         if self._warned:
             self._warned = False
-            _log.warning("routers count rate limits together again", extra={"redis": self._where()})
+            _log.warning("rate limits are shared through Redis again", extra={"redis": self._where()})
 
     def _lost(self, error: Exception) -> None:
         self._fall_back(())
         if not self._warned:
             self._warned = True
             _log.error(
-                "rate limits: Redis cannot be used, each router counts alone until it can",
+                "rate limits: Redis is unavailable; each router counts alone until it responds",
                 extra={"redis": self._where(), "reason": str(error) or type(error).__name__},
             )
 

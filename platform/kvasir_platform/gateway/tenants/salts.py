@@ -75,7 +75,7 @@ def cache_secret(path: Path | None) -> bytes:
     file that cannot be read or is too short."""
     if path is None:
         _log.warning(
-            "no tenancy.cache_secret_file: KV that tiers keep is not found again after a restart, nor by "
+            "tenancy.cache_secret_file is not set: KV in tiers cannot be reused after a restart or by "
             "another router"
         )
         return secrets.token_bytes(_SECRET_BYTES)
@@ -98,6 +98,6 @@ def keep_cache_secret(path: Path) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="ascii") as stream:
         stream.write(secrets.token_hex(_SECRET_BYTES))

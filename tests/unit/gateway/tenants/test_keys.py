@@ -124,7 +124,7 @@ def test_the_environment_holds_lines_or_a_list() -> None:
     value = f"{hashed('a')},{hashed('b')} tenant=red\n{hashed('c')} tenant=blue"
     keys = ring(GatewaySpec(api_keys_env="KEYS"), {"KEYS": value})
     assert [tenant(keys, key) for key in "abc"] == ["default", "red", "blue"]
-    with pytest.raises(ConfigError, match=r"gateway\.api_keys_env: the environment has no KEYS"):
+    with pytest.raises(ConfigError, match=r"gateway\.api_keys_env: the environment variable KEYS is not set"):
         ring(GatewaySpec(api_keys_env="KEYS"), {"OTHER": value})
 
 

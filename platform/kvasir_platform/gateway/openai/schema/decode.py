@@ -154,7 +154,7 @@ def _refuse_not_served(body: Struct, at: str = "") -> None:
         if value is None or value in _EMPTY or value in _HARMLESS.get(name, ()):
             continue
         if name in ("modalities", "audio"):
-            raise RequestError("Only text is served.", code="unsupported_modality", param=name)
+            raise RequestError("Only text is supported.", code="unsupported_modality", param=name)
         raise unsupported(_joined(at, name))
 
 
@@ -166,7 +166,7 @@ def _check_options(body: SamplingFields) -> None:
     if body.structured_outputs is not None:
         _refuse_not_served(body.structured_outputs, "structured_outputs")
     if body.stream and body.prompt_logprobs is not None:
-        raise bad("prompt_logprobs come with whole answers only: leave out stream.", "prompt_logprobs")
+        raise bad("prompt_logprobs cannot be streamed: omit stream.", "prompt_logprobs")
 
 
 def _check_message(message: Message, number: int) -> None:
@@ -191,9 +191,9 @@ def _refuse_assistants_fields(message: Message, number: int) -> None:
     values = _ASSISTANTS_VALUES(message)
     if any(values):
         name = _named(_ASSISTANTS, values)
-        raise bad(f"{name} belongs to messages of the assistant.", f"messages[{number}].{name}")
+        raise bad(f"{name} is allowed in assistant messages only.", f"messages[{number}].{name}")
     if message.tool_call_id and message.role != "tool":
-        raise bad("tool_call_id belongs to messages of the role tool.", f"messages[{number}].tool_call_id")
+        raise bad("tool_call_id is allowed in tool messages only.", f"messages[{number}].tool_call_id")
 
 
 def _named(names: Sequence[str], values: Sequence[object]) -> str:
@@ -217,7 +217,7 @@ def _check_part(part: ContentPart, where: str) -> None:
     if kind in _MODALITIES or any(beside):
         other, at = (kind, "type") if kind in _MODALITIES else (_named(_MODALITIES, beside),) * 2
         raise RequestError(
-            f"Only text is served, not {other}.", code="unsupported_modality", param=f"{where}.{at}"
+            f"Only text is supported, not {other}.", code="unsupported_modality", param=f"{where}.{at}"
         )
     field = _PARTS.get(kind)
     if field is None:

@@ -92,8 +92,8 @@ def check_references(schema: object, param: str) -> None:
             target = node.get("$ref")
             if isinstance(target, str) and not target.startswith("#"):
                 raise bad(
-                    f"{param} refers to {target[:128]!r}, and nothing is fetched: put it under $defs, and "
-                    "refer to it by #/$defs/NAME.",
+                    f"{param} refers to {target[:128]!r}; external references are not fetched. Put it under "
+                    "$defs and refer to it by #/$defs/NAME.",
                     param,
                 )
             nodes += node.values()
