@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 _CORE = ""
-"""The only worker that an edge knows; it tells streams apart by the ids of their requests."""
+"""The only worker name that an edge has; request ids identify streams."""
 
 
 class _Live(NamedTuple):
-    """A request that the core has, or will have at the end of this turn."""
+    """A request that the core has, or receives at the end of this event loop iteration."""
 
     request: Request
     sink: StreamSink
@@ -35,9 +35,9 @@ class _Live(NamedTuple):
 class RemoteRouter:
     """`kvasir.ports.router.RequestPort` over a link. `now` reads the clock that both processes share.
 
-    The core says whether it takes a request only after `submit` has returned: a refusal comes to the sink's
-    `on_error`, in a summary that is marked `refused`. What it says of its readiness and of pressure is at
-    most some 50 ms old. Without `fast_path` all deltas take the ordinary path.
+    The core accepts or refuses a request after `submit` has returned: a refusal goes to the sink's
+    `on_error`, in a summary marked `refused`. The readiness and pressure of the core are at most ~50 ms old.
+    Without `fast_path` all deltas take the ordinary path.
     """
 
     def __init__(self, link: CoreLink, now: Callable[[], float], *, fast_path: bool = True) -> None:
@@ -49,11 +49,11 @@ class RemoteRouter:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Running requests."""
         return len(self._live)
 
     def submit(self, request: Request, sink: StreamSink) -> None:
-        """See RequestPort. Raises CapacityError where the core cannot be told, RequestError
+        """See RequestPort. Raises CapacityError if the core cannot be reached, RequestError
         (`duplicate_request`)."""
         if self._link.lost:
             raise gone()
@@ -87,7 +87,7 @@ class RemoteRouter:
     # -- the link's side
 
     def heard(self, frame: ToEdge) -> None:
-        """The core has said something."""
+        """Handle a message of the core."""
         for delta in frame.deltas:
             self._said(delta)
         for each in frame.fast_path:
@@ -123,7 +123,7 @@ class RemoteRouter:
                 self._said(delta)
 
     def refuse(self, request_id: str) -> None:
-        """A request was too large to be told."""
+        """Handle a request that exceeds the frame limit."""
         found = self._live.get(request_id)
         if found is not None:
             error = RequestError(
@@ -132,7 +132,7 @@ class RemoteRouter:
             self._end(self._summary(found.request, error, refused=True), error)
 
     def lost(self) -> None:
-        """The core is gone, and with it every request."""
+        """Handle the loss of the core: end every request."""
         self._core_status = CoreStatus("the router has ended", {}, {})
         for found in list(self._live.values()):
             error = gone()
@@ -164,7 +164,7 @@ def _place(request_id: str, delta: Delta) -> tuple[str, str, StreamTokens]:
 
 
 def ended_badly(request: Request, code: str, now: float, *, refused: bool = False) -> RequestSummary:
-    """What is known of a request of which the router says nothing."""
+    """Return the summary of a request for which the router sent none."""
     return RequestSummary(
         request_id=request.request_id,
         model=request.model,
@@ -179,5 +179,5 @@ def ended_badly(request: Request, code: str, now: float, *, refused: bool = Fals
 
 
 def gone() -> CapacityError:
-    """What is said of everything that needs a core which is not there any more."""
+    """Return the error for everything that needs the lost core."""
     return CapacityError("The router has ended.", code="router_lost")

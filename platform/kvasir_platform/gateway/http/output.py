@@ -1,9 +1,9 @@
-"""The output side of one HTTP/1.1 connection: writing, back pressure, and the ways in which it ends.
+"""The output side of one HTTP/1.1 connection: writing, back pressure, and closing.
 
-Bytes go from an answer into the transport by one call, as long as the client reads. What comes faster than it
-reads waits in one buffer with a bound, and who lets that overflow is cut: otherwise the slowest clients would
-decide how much memory the gateway needs. An end is a close when all has left, a lingering close so that a
-refusal can be read, or a reset.
+While the client reads, the bytes of an answer go to the transport in one call. Otherwise they are queued in
+one bounded buffer, and a client that overflows it is disconnected, so that slow clients do not determine the
+gateway's memory. A connection ends with a close after all is sent, a lingering close so that a refusal can be
+read, or a reset.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 _RESET = struct.pack("ii", 1, 0)
 _QUEUE_BYTES = 8 << 10
-"""What the loop may queue. Each queued write costs it most of a kilobyte beside its bytes, so that small ones
-wait for a slow reader in one piece of ours instead."""
+"""Limit of bytes queued by the event loop. Each queued write costs it most of a kilobyte in addition, so
+small writes to a slow reader are joined in one buffer of this class instead."""
 _KERNEL_BYTES = 64 << 10
 """The kernel doubles it; without a bound it buffers megabytes for a client that does not read."""
 _OVERHEAD = 0.45
-"""The part of a stream's bound that queues and growing buffers take beside the bytes in them."""
+"""The share of a stream's limit that queues and growing buffers take in addition to their bytes."""
 
 IDLE, HEADERS, BODY, LINGER = "idle", "headers", "body", "linger"
-"""What of a request is being read; LINGER: nothing any more."""
+"""The part of a request that is being read; LINGER: input is discarded."""
 
 
 class ConnectionOutput(asyncio.Protocol, ABC):
-    """What a Connection does with its answers; a base of it rather than a part, so that a chunk costs no call
-    more. `deadline` is in the loop's time."""
+    """The output of a connection; a base class rather than a member, so that a chunk costs no further call.
+    `deadline` is in event loop time."""
 
     def __init__(self, listener: Listener, limits: HttpLimits) -> None:
         self._listener = listener
@@ -57,14 +57,14 @@ class ConnectionOutput(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _rest(self) -> None:
-        """What comes after an answer: the next request, the rest of one, or idling."""
+        """Continue after an answer: with the next request, the rest of one, or idling."""
 
     @abstractmethod
     def _stop_reading(self) -> None:
-        """Take nothing more, and let go of what was taken."""
+        """Stop reading, and release buffered input."""
 
     def _bound_output(self, transport: asyncio.BaseTransport) -> None:
-        """Write to `transport`, and have it and the kernel queue no more than they must."""
+        """Write to `transport`, and limit what it and the kernel queue."""
         self._transport = cast(asyncio.Transport, transport)
         bound = self._limits.stream_buffer_bytes
         self._transport.set_write_buffer_limits(high=min(_QUEUE_BYTES, bound // 4))
@@ -115,7 +115,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             chunked=chunked,
             gaps=gaps,
         )
-        # What cannot be done on this machine need not be tried for each delta.
+        # If the machine does not support it, do not retry for each delta.
         self._plain = lane.open
         return lane if lane.open else None
 
@@ -136,8 +136,8 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             self._await_reader()
 
     def linger(self) -> None:
-        """Half-close and drop what still comes: closing at once would reset the connection, and the
-        peer would never read the answer. TLS cannot half-close; the answer's length tells its end."""
+        """Half-close and discard further input: closing at once would reset the connection, and the peer
+        would never read the answer. TLS cannot half-close; the answer's length marks its end."""
         self._write_backlog()
         self._stop_reading()
         self.deadline = self._listener.loop.time() + self._limits.linger_s
@@ -147,18 +147,18 @@ class ConnectionOutput(asyncio.Protocol, ABC):
     # -- inside
 
     def _await_reader(self) -> None:
-        """A whole answer waits for its reader: take nothing more, and not for ever."""
+        """Stop reading until the client has read a whole answer, up to a deadline."""
         self._transport.pause_reading()
         self.deadline = self._listener.loop.time() + self._limits.body_s
 
     def _write_backlog(self) -> None:
-        """Hand over what waited for a slow reader."""
+        """Write what was queued for a slow reader."""
         if self._backlog:
             backlog, self._backlog = self._backlog, bytearray()
             self._transport.write(backlog)
 
     def _close(self) -> None:
-        """Close when what was written has left, within a bound."""
+        """Close after all written bytes are sent, up to a deadline."""
         self._write_backlog()
         self._stop_reading()
         self.deadline = self._listener.loop.time() + self._limits.body_s
@@ -171,8 +171,8 @@ class ConnectionOutput(asyncio.Protocol, ABC):
     def _cut(self, code: str) -> None:
         self._stop_reading()
         self._lose(code)
-        # Reset, so that the kernel too drops at once what the client did not read. A transport that is
-        # closing already may have let go of its socket; uvloop then raises ValueError.
+        # Reset, so that the kernel too discards unread data at once. A transport that is already
+        # closing may have released its socket; uvloop then raises ValueError.
         with contextlib.suppress(OSError, ValueError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
@@ -184,7 +184,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
 
 
 class RefusalWire:
-    """The wire of an exchange that only refuses: it lingers where others close."""
+    """The wire of an exchange that only refuses: it lingers instead of closing."""
 
     def __init__(self, connection: ConnectionOutput) -> None:
         self._connection = connection

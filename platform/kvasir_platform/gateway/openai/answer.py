@@ -1,8 +1,7 @@
-"""What streamed and whole answers share: who they are of, and how OpenAI spells what an engine said.
+"""Code shared by streamed and whole answers: the data of a call, and the conversion to OpenAI's format.
 
-Where OpenAI's API is silent, vLLM's is followed. Reasoning is spelled twice, `reasoning` as vLLM and
-OpenRouter do and `reasoning_content` as DeepSeek does: clients read one of the two, and those that know both
-take one.
+Where OpenAI's API is undefined, the format is vLLM's. Reasoning has two fields, `reasoning` as in vLLM and
+OpenRouter and `reasoning_content` as in DeepSeek: clients read one of the two.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ _FINISH = {
     FinishReason.CONTENT_FILTER: "content_filter",
 }
 _LEAST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an answer can show of a prompt: its ids, its text, and the text of its first token, for which an
-    engine gives no logprob."""
+    """The parts of a prompt that an answer can show: its ids, its text, and the text of its first token, for
+    which an engine returns no logprob."""
 
     tokens: array[int]
     text: str = ""
@@ -49,13 +48,13 @@ class Prompt:
 
 @value
 class AnswerHead:
-    """What an answer needs to know of its call.
+    """The data of a call that an answer needs.
 
-    `created` is Unix time; `choices` how many there will be, as many for each prompt. `logprobs` is the
+    `created` is Unix time; `choices` the number of choices, equally many for each prompt. `logprobs` is the
     number of alternatives to show, None for no logprobs at all, `prompt_logprobs` the same for prompts;
     `tokens_as_ids` names tokens of the output by `token_id:N`. `prompts` may be empty unless `echo`,
-    `return_token_ids`, `prompt_logprobs` or `continuous_usage` is set. With `prompt_only`, whatever was
-    generated is dropped. `parsing` is the request's own; with `legacy_functions` a call is spelled as
+    `return_token_ids`, `prompt_logprobs` or `continuous_usage` is set. With `prompt_only`, generated text is
+    dropped. `parsing` is that of the request; with `legacy_functions` a call is returned as
     `function_call`. `stops` are the stop strings of the request.
     """
 
@@ -78,39 +77,39 @@ class AnswerHead:
 
     @property
     def hides_reasoning(self) -> bool:
-        """Whether reasoning is kept from the client, and with it logprobs and ids, which would tell it."""
+        """Whether reasoning is hidden from the client, with the logprobs and ids that would reveal it."""
         return self.parsing is not None and not self.parsing.reasoning
 
     @property
     def shown_logprobs(self) -> int | None:
-        """`logprobs`, unless they would tell what is hidden."""
+        """`logprobs`, unless they would reveal hidden reasoning."""
         return None if self.hides_reasoning else self.logprobs
 
     @property
     def shows_token_ids(self) -> bool:
-        """`return_token_ids`, unless they would tell what is hidden."""
+        """`return_token_ids`, unless they would reveal hidden reasoning."""
         return self.return_token_ids and not self.hides_reasoning
 
     def prompt_of(self, index: int) -> int:
-        """Which of `prompts` choice `index` belongs to."""
+        """Return the index in `prompts` of the prompt of choice `index`."""
         return index * len(self.prompts) // self.choices
 
 
 class Answer(Protocol):
     """Turns deltas into an API answer on one exchange.
 
-    Any number of `delta`, then exactly one of `finish` and `fail`. One may be wrapped around another; to end
-    a choice on its own, a wrapper passes a delta with finish CONTENT_FILTER, nothing of that choice after it,
-    and tells `Generation.end_choice`.
+    Any number of `delta`, then exactly one of `finish` and `fail`. An answer may wrap another; to end one
+    choice, a wrapper passes a delta with finish CONTENT_FILTER, nothing of that choice after it, and calls
+    `Generation.end_choice`.
     """
 
     def delta(self, index: int, delta: Delta) -> None:
-        """Take what a step added to choice `index`."""
+        """Add what a step added to choice `index`."""
         ...
 
     def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
-        """A fast path for what comes next of choice `index`, measured in `gaps`; None where that has to be
-        looked at here."""
+        """Return a fast path for the next deltas of choice `index`, measured in `gaps`; None if they must be
+        processed here."""
         ...
 
     def finish(self, usage: Usage, timing: bytes) -> None:
@@ -118,15 +117,15 @@ class Answer(Protocol):
         ...
 
     def fail(self, error: KvasirError) -> None:
-        """The request has ended badly."""
+        """End with an error."""
         ...
 
 
 def finish_reason(head: AnswerHead, finish: FinishReason | None, called: bool) -> str | None:
-    """OpenAI's word for an end; None for those that it has none for. `called`: the choice made tool calls.
+    """Return OpenAI's name of a finish reason; None if it has none. `called`: the choice made tool calls.
 
-    As in OpenAI's API and in vLLM, calls change the word for a natural stop only, and not where the client
-    itself named the function, for which it is `stop`.
+    As in OpenAI's API and in vLLM, calls change the reason only for a natural stop. If the client named the
+    function, it stays `stop`.
     """
     if finish is FinishReason.STOP and called and head.parsing is not None and not head.parsing.function:
         return "function_call" if head.legacy_functions else "tool_calls"
@@ -134,18 +133,18 @@ def finish_reason(head: AnswerHead, finish: FinishReason | None, called: bool) -
 
 
 def stop_reason(head: AnswerHead, reason: str) -> str | int:
-    """What ended a choice: a stop string as it is, a token by its id."""
+    """Return what ended a choice: a stop string as text, a token by its id."""
     return int(reason) if reason.isdecimal() and reason not in head.stops else reason
 
 
 def wanted_calls(head: AnswerHead, calls: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Those pieces that the client is to have: of the first call only where it wants one at a time."""
+    """Return the pieces for the client: only the first call if parallel calls are disabled."""
     one = head.legacy_functions or (head.parsing is not None and not head.parsing.parallel_tool_calls)
     return [call for call in calls if not one or call.index == 0]
 
 
 def usage_object(usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:
-    """OpenAI's usage object. `reasoning_tokens` None: nothing is known of reasoning."""
+    """Return OpenAI's usage object. `reasoning_tokens` None: unknown."""
     shown: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.output_tokens,
@@ -158,7 +157,7 @@ def usage_object(usage: Usage, reasoning_tokens: int | None = None) -> dict[str,
 
 
 def add_usage(first: Usage, second: Usage) -> Usage:
-    """The sum of two legs."""
+    """Return the sum of two legs."""
     return Usage(
         prompt_tokens=first.prompt_tokens + second.prompt_tokens,
         cached_tokens=first.cached_tokens + second.cached_tokens,
@@ -170,7 +169,7 @@ def add_usage(first: Usage, second: Usage) -> Usage:
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs], head: AnswerHead) -> dict[str, Any] | None:
-    """Logprobs as chat completions show them; None where none are shown."""
+    """Return logprobs in the format of chat completions; None if none are shown."""
     top = head.shown_logprobs
     if top is None:
         return None
@@ -190,9 +189,9 @@ def chat_logprobs(positions: Sequence[PositionLogprobs], head: AnswerHead) -> di
 def completion_logprobs(
     positions: Positions, head: AnswerHead, index: int, offset: int
 ) -> tuple[dict[str, Any] | None, int]:
-    """Logprobs as completions show them, None where none are shown, and where the next token begins in the
-    text of choice `index`; the first of these begins at `offset`. A position that is None is the first token
-    of the prompt."""
+    """Return logprobs in the format of completions, None if none are shown, and where the next token begins
+    in the text of choice `index`; the first of these begins at `offset`. A position that is None is the first
+    token of the prompt."""
     top = head.shown_logprobs
     if top is None:
         return None, offset
@@ -226,19 +225,19 @@ def completion_logprobs(
 
 
 def prompt_logprobs(positions: Positions, head: AnswerHead) -> list[dict[str, Any] | None]:
-    """Logprobs of a prompt in vLLM's shape: for each token a map of token id to logprob, rank and text, its
-    own first. The rank is None for one that is not among the best."""
+    """Return logprobs of a prompt in vLLM's format: for each token a map of token id to logprob, rank and
+    text, its own first. The rank is None for a token that is not among the best."""
     top = head.prompt_logprobs or 0
     return [None if each is None else _ranked(each, top) for each in positions]
 
 
 def without_output(delta: Delta) -> Delta:
-    """`delta` for a call that wants its prompt only."""
+    """Return `delta` for a call that requests its prompt only."""
     return replace(delta, text="", token_ids=(), logprobs=())
 
 
 def prompt_ids(head: AnswerHead, index: int) -> list[int]:
-    """The ids of the prompt of choice `index`."""
+    """Return the ids of the prompt of choice `index`."""
     return head.prompts[head.prompt_of(index)].tokens.tolist()
 
 

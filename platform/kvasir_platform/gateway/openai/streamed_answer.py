@@ -1,7 +1,7 @@
-"""Streamed answers: one server-sent event per delta, written straight from the router's fan-out.
+"""Streamed answers: one server-sent event per delta, written directly from the router's fan-out.
 
-Nearly every delta is plain text of a choice that has begun; for it a frame is two constant pieces around
-the escaped text. Everything else (roles, reasoning, tool calls, logprobs, ends) takes the slow road.
+Nearly every delta is plain text of a choice that has begun; its frame is the escaped text between two
+constant pieces. All others (roles, reasoning, tool calls, logprobs, ends) are encoded as JSON.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _DONE = b"data: [DONE]\n\n"
 _TIMING_HEADER = TIMING_HEADER.encode()
 _MAX_HELD_CHARS = 16 << 10
 _PIECE_CHARS = 16
-"""What holding one piece costs beside its characters."""
+"""Overhead of one held piece, in characters."""
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
 class _Held:
-    """Pieces of one choice that wait for a client that lags: all content, or all reasoning."""
+    """Held pieces of one choice while the client lags: all content, or all reasoning."""
 
     reasoning: bool
     texts: list[str]
@@ -51,8 +51,8 @@ class _Held:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the stream of one choice is. `offset` is where the next token begins in its text; `prompt` are
-    the logprobs of its prompt, once they are known."""
+    """Progress of one choice's stream. `offset` is where the next token begins in its text; `prompt` has the
+    logprobs of its prompt, once received."""
 
     index: int
     begun: bool = False
@@ -64,24 +64,24 @@ class _Progress:
 
 
 class _Shape(Protocol):
-    """How one of the two APIs spells a chunk."""
+    """The format of chunks in one of the two APIs."""
 
     object: str
 
     def before(self, index: int) -> bytes:
-        """What stands before the text of a chunk that has nothing else."""
+        """Return the bytes before the text of a chunk that has only text."""
         ...
 
     def after(self) -> bytes:
-        """What stands after it."""
+        """Return the bytes after it."""
         ...
 
     def opening(self, head: AnswerHead, at: _Progress, *, first: bool) -> dict[str, Any] | None:
-        """The fields of a chunk that comes before a choice's first; `first`: before all of them."""
+        """Return the fields of the chunk before a choice's first; `first`: before all of them."""
         ...
 
     def choice(self, head: AnswerHead, at: _Progress, delta: Delta) -> dict[str, Any] | None:
-        """A delta as a chunk's choice, but for its end; None where it has nothing to show."""
+        """Return a delta as a chunk's choice, without its end; None if there is nothing to show."""
         ...
 
 
@@ -97,7 +97,7 @@ class ChatShape:
         return b'},"finish_reason":null}]'
 
     def opening(self, head: AnswerHead, at: _Progress, *, first: bool) -> dict[str, Any] | None:
-        # Where the text is taken apart, content may never come, and is null then.
+        # With a parsed output, content may never arrive; it is null then.
         content = "" if head.parsing is None else None
         role = {"role": "assistant", "content": content}
         shown: dict[str, Any] = {"choices": [{"index": at.index, "delta": role, "finish_reason": None}]}
@@ -171,12 +171,11 @@ class CompletionShape:
 
 
 class StreamedAnswer:
-    """One streamed answer. The headers leave with the first delta, so that an error before it still
-    has a status. `timing` makes the Server-Timing line at that moment; the one of the end follows as a
-    trailer where the client takes trailers, or as a comment where it asks for that.
+    """One streamed answer. The headers are sent with the first delta, so that an earlier error has an HTTP
+    status. `timing` makes the Server-Timing line at that moment; the final one follows as a trailer if the
+    client accepts trailers, or as a comment if it requests one.
 
-    While the client lags, plain pieces of a choice are held and leave as one, so that it has less to catch up
-    with.
+    While the client lags, plain pieces of a choice are held and sent as one chunk to reduce its backlog.
     """
 
     def __init__(
@@ -195,12 +194,12 @@ class StreamedAnswer:
         self._usage_null = b',"usage":null' if head.include_usage else b""
         self._after = shape.after() + self._usage_null + b"}\n\n"
         self._begun: list[bytes | None] = [None] * head.choices
-        """What stands before the text of a choice that has begun and has nothing but text to show."""
+        """The bytes before the text of a choice that has begun and has only text."""
         self._plain = self._begun
         """The same while the client keeps up."""
         self._lags = False
         self._held: dict[int, _Held] = {}
-        """What waits while it lags."""
+        """Held pieces while the client lags."""
         self._held_chars = 0
         self._progress: list[_Progress | None] = [None] * head.choices
         self._prompts: list[Positions] = [()] * len(head.prompts)
@@ -227,7 +226,7 @@ class StreamedAnswer:
         return None if before is None else self._exchange.lane(before, self._after, gaps)
 
     def finish(self, usage: Usage, timing: bytes) -> None:
-        """Send usage if it was asked for, and the end."""
+        """Send usage, if requested, and the end."""
         exchange, head = self._exchange, self._head
         if self._lags:
             self._let_go()
@@ -246,7 +245,7 @@ class StreamedAnswer:
             exchange.end(last, trailers=timing if self._trailers else b"")
 
     def fail(self, error: KvasirError) -> None:
-        """Send the error as an event once the stream has begun, else as an answer of its own."""
+        """Send the error as an event if the stream has begun, else as an error response."""
         self._let_go()
         if self._exchange.streaming:
             self._exchange.end(b"data: %b\n\n" % error_body(error), close=True)
@@ -254,7 +253,7 @@ class StreamedAnswer:
             self._exchange.fail(error_status(error), error, error_headers(error))
 
     def _general_delta(self, index: int, delta: Delta) -> None:
-        """As `delta`, whatever it brings."""
+        """As `delta`, for any content."""
         head, at = self._head, self._progress[index]
         if at is None:
             at = self._progress[index] = self._start(index, delta)
@@ -268,7 +267,7 @@ class StreamedAnswer:
         if delta.finish is not None:
             at.reasoning_tokens = delta.reasoning_tokens
         if frames := self._opening(at) + self._chunk(at, delta):
-            # Only from here on, because the headers leave with the first frame.
+            # Not earlier: the headers are sent with the first frame.
             at.begun = True
             if self._only_text and head.parsing is None:
                 self._begun[index] = self._prefix + self._shape.before(index)
@@ -299,8 +298,8 @@ class StreamedAnswer:
         return at
 
     def _send_part(self, at: _Progress, delta: Delta) -> bool:
-        """Send a delta of a parsed stream that has nothing but content, or nothing but reasoning, the quick
-        way; False for any other."""
+        """Send a delta that carries only content or only reasoning. Return False, and send nothing, for any
+        other delta."""
         if delta.tool_calls or (delta.text and delta.reasoning):
             return False
         reasoning = bool(delta.reasoning)
@@ -334,7 +333,7 @@ class StreamedAnswer:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Send what is held: the connection bounds what waits there."""
+        """Send the held pieces. The connection limits what is queued there."""
         held, self._held = self._held, {}
         self._held_chars = 0
         for index, waiting in held.items():
@@ -347,7 +346,7 @@ class StreamedAnswer:
     def _caught_up(self) -> None:
         self._lags = False
         self._plain = self._begun
-        # A write may say that the client lags again, and what is left then waits at the connection.
+        # A write may report that the client lags again; the rest is then queued at the connection.
         self._let_go()
 
     def _frame(self, chunk: dict[str, Any], at: _Progress) -> bytes:
@@ -371,7 +370,7 @@ class StreamedAnswer:
 
 
 def takes_trailers(request: HttpRequest) -> bool:
-    """Whether the client says that it reads what comes after a chunked answer."""
+    """Return whether the client accepts trailers of a chunked response."""
     te = request.headers.get(b"te")
     if te is None or not request.chunked:
         return False
@@ -383,7 +382,7 @@ def _wants_comment(request: HttpRequest) -> bool:
 
 
 def _pieces(calls: list[ToolCallDelta]) -> list[dict[str, Any]]:
-    """Pieces of calls, one for each call: clients put them together by their index, chunk after chunk."""
+    """Return one fragment per call; clients join them by index across chunks."""
     shown: dict[int, dict[str, Any]] = {}
     for call in calls:
         piece = shown.get(call.index)
@@ -397,6 +396,6 @@ def _pieces(calls: list[ToolCallDelta]) -> list[dict[str, Any]]:
 
 
 def _joined(calls: list[ToolCallDelta]) -> dict[str, Any]:
-    """Pieces of one call as the old API spells them."""
+    """Return the fragments of one call in the format of the older API."""
     shown: dict[str, Any] = _pieces(calls)[0]["function"]
     return shown

@@ -1,4 +1,4 @@
-"""Whole answers: the deltas of all choices put together into one JSON object."""
+"""Whole answers: the deltas of all choices joined into one JSON object."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ class _Choice:
 
 
 class WholeAnswer:
-    """One answer that is sent when its last choice has ended. What it holds is bounded by the output
-    limit of the request."""
+    """One answer, sent when its last choice has ended. The output limit of the request bounds its memory."""
 
     def __init__(self, exchange: Exchange, head: AnswerHead, *, chat: bool) -> None:
         self._exchange = exchange
@@ -67,7 +66,7 @@ class WholeAnswer:
         self._prompts: list[Positions] = [()] * len(head.prompts)
 
     def delta(self, index: int, delta: Delta) -> None:
-        """Keep what a step added to choice `index`."""
+        """Store what a step added to choice `index`."""
         choice, head = self._choices[index], self._head
         if head.prompt_only:
             delta = without_output(delta)
@@ -89,7 +88,7 @@ class WholeAnswer:
             choice.reasoning_tokens = delta.reasoning_tokens
 
     def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
-        """None: nothing of it is sent yet."""
+        """Return None: nothing has been sent yet."""
         return None
 
     def finish(self, usage: Usage, timing: bytes) -> None:
@@ -133,7 +132,7 @@ class WholeAnswer:
 
     def _message(self, choice: _Choice, calls: list[_Call]) -> dict[str, Any]:
         head = self._head
-        # Where the text was taken apart, no content is not the same as an empty one.
+        # With a parsed output, missing content differs from empty content.
         content = "".join(choice.text) if choice.text or head.parsing is None else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if choice.reasoning and not head.hides_reasoning:
@@ -158,7 +157,7 @@ class WholeAnswer:
         return text, completion_logprobs(positions, head, index, offset)[0]
 
     def _add_prompt(self, shown: dict[str, Any], index: int) -> None:
-        """What is to be told of the prompt of choice `index`."""
+        """Return what the answer shows of the prompt of choice `index`."""
         head = self._head
         if head.prompt_logprobs is not None:
             shown["prompt_logprobs"] = prompt_logprobs(self._prompts[head.prompt_of(index)], head)
