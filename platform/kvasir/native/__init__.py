@@ -36,6 +36,8 @@ try:
         checksum_pieces,
         checksum_weights,
         copy_pieces,
+        frame_piece,
+        http_chunk,
     )
 
     IS_NATIVE = True
@@ -56,6 +58,7 @@ except ImportError:  # no compiler when it was installed
         checksum_weights,
         copy_pieces,
     )
+    from kvasir.native._twin_framing import frame_piece, http_chunk
     from kvasir.native._twin_lanes import (  # type: ignore[assignment]
         Fan,
         Lane,
@@ -87,6 +90,8 @@ __all__ = [
     "checksum_pieces",
     "checksum_weights",
     "copy_pieces",
+    "frame_piece",
+    "http_chunk",
     "root_hash",
 ]
 

@@ -1,5 +1,5 @@
-"""The contract of the native module and of its Python twins `_twin`, `_twin_bytes` and `_twin_lanes`: same
-names, same results, except that no lane of the twin is ever open.
+"""The contract of the native module and of its Python twins `_twin`, `_twin_bytes`,
+`_twin_framing` and `_twin_lanes`: same names, same results, except that no lane of the twin is ever open.
 
 Buffers of block names, addresses and lengths are one-dimensional, contiguous, of 8-byte unsigned items
 (`array('Q')`, numpy uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items.
@@ -142,6 +142,13 @@ class Shadow:
     @property
     def unnamed(self) -> int:
         """Blocks that could not be recorded, since their parents were unknown."""
+
+def frame_piece(before: bytes, text: str, after: bytes, chunked: bool) -> bytes:
+    """Return `before`, `text` as a JSON string in UTF-8, and `after`; as one chunk of an HTTP body in chunked
+    coding if `chunked`. Raises UnicodeEncodeError for a lone surrogate."""
+
+def http_chunk(data: bytes) -> bytes:
+    """Return `data`, not empty, as one chunk of an HTTP body in chunked coding."""
 
 class StreamTokens:
     """What the client has of one choice of a stream. The fast path and the ordinary path both add to it, and

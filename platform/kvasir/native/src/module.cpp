@@ -9,9 +9,11 @@
 #include "bytes/bytes.hpp"
 #include "hash.hpp"
 #include "items.hpp"
-#include "stream/lanes.hpp"
 #include "index/shadow.hpp"
 #include "index/tree.hpp"
+#include "stream/framing.hpp"
+#include "stream/lanes.hpp"
+#include "stream/progress.hpp"
 
 namespace py = pybind11;
 
@@ -192,5 +194,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("checksum_weights", &checksum_weights, py::arg("count"));
   bind_tree(m);
   bind_shadow(m);
+  kvasir::bind_framing(m);
+  kvasir::bind_progress(m);
   kvasir::bind_lanes(m);
 }

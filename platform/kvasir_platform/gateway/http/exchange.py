@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from kvasir.core.values import value
-from kvasir.native import StreamGaps
+from kvasir.native import StreamGaps, frame_piece, http_chunk
 from kvasir.ports.router import Lane
 from kvasir_platform.gateway.http.errors import error_body
 
@@ -42,7 +42,7 @@ class HttpRequest:
 
 def _chunk(frame: bytes) -> bytes:
     """`frame` in chunked coding; nothing for an empty one, which would end the body."""
-    return b"%x\r\n%b\r\n" % (len(frame), frame) if frame else b""
+    return http_chunk(frame) if frame else b""
 
 
 class ExchangeWire(Protocol):
@@ -163,19 +163,14 @@ class Exchange:
         if not self._open:
             return
         if self.request.chunked:
-            self._wire.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+            self._wire.write(http_chunk(frame))
         else:
             self._wire.write(frame)
 
-    def piece(self, before: bytes, text: bytes, after: bytes) -> None:
-        """As `frame`, with a frame of three parts, which is the quickest way for one."""
-        if not self._open:
-            return
-        if self.request.chunked:
-            size = len(before) + len(text) + len(after)
-            self._wire.write(b"%x\r\n%b%b%b\r\n" % (size, before, text, after))
-        else:
-            self._wire.write(b"%b%b%b" % (before, text, after))
+    def piece(self, before: bytes, text: str, after: bytes) -> None:
+        """Send `text`, as a JSON string between two constants, as one more frame."""
+        if self._open:
+            self._wire.write(frame_piece(before, text, after, self.request.chunked))
 
     def lane(self, before: bytes, after: bytes, gaps: StreamGaps) -> Lane | None:
         """As a `piece` for each text of a stream to come; see Wire.lane."""

@@ -216,7 +216,7 @@ class StreamedAnswer:
         before = self._plain[index]
         if before is not None and delta.finish is None:
             if delta.text:
-                self._exchange.piece(before, _encode(delta.text), self._after)
+                self._exchange.piece(before, delta.text, self._after)
             return
         self._general_delta(index, delta)
 
@@ -313,12 +313,11 @@ class StreamedAnswer:
         return True
 
     def _send_text(self, index: int, text: str, reasoning: bool) -> None:
-        shown = _encode(text)
         if not reasoning:
-            self._exchange.piece(self._prefix + self._shape.before(index), shown, self._after)
+            self._exchange.piece(self._prefix + self._shape.before(index), text, self._after)
             return
         before = b'%b"choices":[{"index":%d,"delta":{"reasoning":%b,"reasoning_content":'
-        self._exchange.piece(before % (self._prefix, index, shown), shown, self._after)
+        self._exchange.piece(before % (self._prefix, index, _encode(text)), text, self._after)
 
     def _hold(self, index: int, text: str, reasoning: bool) -> None:
         waiting = self._held.get(index)

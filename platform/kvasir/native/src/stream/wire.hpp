@@ -1,8 +1,10 @@
-// Reads the few fields of protobuf messages that a running stream needs, without copying. Whoever calls has had
+// Reads the few fields of protobuf messages that a running stream needs, without copying, and writes some. Whoever calls has had
 // the message checked by protobuf itself; bounds are kept all the same.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace kvasir {
@@ -73,5 +75,22 @@ class Fields {
   const char *end_;
   bool broken_ = false;
 };
+
+inline void append_varint(std::uint64_t value, std::string &out) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+
+inline std::size_t varint_size(std::uint64_t value) {
+  std::size_t size = 1;
+  while (value >>= 7) ++size;
+  return size;
+}
+
+inline void append_field(std::uint32_t number, std::string_view bytes, std::string &out) {
+  append_varint(number << 3 | Fields::kBytes, out);
+  append_varint(bytes.size(), out);
+  out.append(bytes);
+}
 
 }  // namespace kvasir
