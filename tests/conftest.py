@@ -18,6 +18,7 @@ SHARED = {
     "tests/contract/test_engine_continuation.py": "contract engines",
     "tests/contract/test_engine_parsing.py": "contract engines",
     "tests/e2e/test_stack.py": "default deployment",
+    "tests/e2e/test_deployments.py": "default deployment",
     "tests/e2e/gateway/test_surface_generation.py": "default deployment",
 }
 """Group of the files that share engines or a deployment; any other file is a group."""
@@ -66,9 +67,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of this run, unless one is named explicitly. The longest groups come first, so that both
-    processes end together."""
+    processes end together; a test that stops the shared deployment is the last of its group."""
     longest = {group: place for place, group in enumerate(LONGEST)}
-    items.sort(key=lambda item: longest.get(group_of(item.nodeid), len(longest)))
+    items.sort(
+        key=lambda item: (
+            longest.get(group_of(item.nodeid), len(longest)),
+            item.get_closest_marker("stops_stack") is not None,
+        )
+    )
     if any("::" in argument for argument in config.args):
         return
     nightly = bool(config.getoption("--soak"))

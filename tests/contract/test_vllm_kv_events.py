@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import zmq
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.kv_follower import KvFollower
@@ -408,60 +409,64 @@ async def _overflow(watched: Watched, prompts: FreshPrompts) -> None:
             await watched.bench.run(watched.request(prompts.fresh(100), 0, "", None))
 
 
-@pytest.fixture
-def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "EVENT_BACKLOG", 4)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def forgetful(vllm: Any) -> AsyncIterator[Watched]:
+    """An engine whose ring of events overflows soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "EVENT_BACKLOG", 4)
+        async with engine() as watched:
+            yield watched
 
 
-@pytest.mark.usefixtures("small_ring")
-async def test_a_lost_record_of_a_busy_engine_is_exact_again_and_no_stream_notices(vllm: Any) -> None:
-    prompts = FreshPrompts(random.Random(5))
-    async with engine() as watched:
-        prompt = prompts.fresh(200)
-        (quiet,) = await watched.bench.run(watched.request(prompt, 0, "", None))
-        await _overflow(watched, prompts)
-        stop = False
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_lost_record_of_a_busy_engine_is_exact_again_and_no_stream_notices(
+    forgetful: Watched,
+) -> None:
+    watched, prompts = forgetful, FreshPrompts(random.Random(5))
+    prompt = prompts.fresh(200)
+    (quiet,) = await watched.bench.run(watched.request(prompt, 0, "", None))
+    await _overflow(watched, prompts)
+    stop = False
 
-        async def traffic() -> list[Recorded]:
-            done: list[Recorded] = []
-            while not stop:
-                done += await watched.bench.run(
-                    *(watched.request(prompt, 0, "", None) for _ in range(3)),
-                )
-            return done
+    async def traffic() -> list[Recorded]:
+        done: list[Recorded] = []
+        while not stop:
+            done += await watched.bench.run(
+                *(watched.request(prompt, 0, "", None) for _ in range(3)),
+            )
+        return done
 
-        streams = [asyncio.ensure_future(traffic()) for _ in range(2)]
-        await watched.follower.until(lambda: not watched.follower.exact)
-        await watched.follower.catch_up()
-        stop = True
-        for stream in streams:
-            for done in await stream:
-                assert done.choice().tokens == quiet.choice().tokens
-        # One by one, so that what the last streams stored is heard before it is compared.
-        await watched.ask(prompts.fresh(40))
-        for _ in range(5):
-            head = prompts.fresh(100)
-            predicted, cached, context = await watched.ask(head)
-            assert cached == predicted == 0
-            predicted, cached, _ = await watched.ask(context)
-            assert cached == predicted > 0
-        predicted, cached, _ = await watched.ask(prompt)
-        assert cached == predicted
-        assert watched.follower.exact
+    streams = [asyncio.ensure_future(traffic()) for _ in range(2)]
+    await watched.follower.until(lambda: not watched.follower.exact)
+    await watched.follower.catch_up()
+    stop = True
+    for stream in streams:
+        for done in await stream:
+            assert done.choice().tokens == quiet.choice().tokens
+    # One by one, so that what the last streams stored is heard before it is compared.
+    await watched.ask(prompts.fresh(40))
+    for _ in range(5):
+        head = prompts.fresh(100)
+        predicted, cached, context = await watched.ask(head)
+        assert cached == predicted == 0
+        predicted, cached, _ = await watched.ask(context)
+        assert cached == predicted > 0
+    predicted, cached, _ = await watched.ask(prompt)
+    assert cached == predicted
+    assert watched.follower.exact
 
 
-@pytest.mark.usefixtures("small_ring")
-async def test_a_lost_record_of_an_idle_engine_is_exact_again_at_once(vllm: Any) -> None:
-    prompts = FreshPrompts(random.Random(6))
-    async with engine() as watched:
-        epoch = watched.bench.engine.kv.epoch  # type: ignore[union-attr]  # it is our own record
-        await _overflow(watched, prompts)
-        await watched.bench.run(watched.request(prompts.fresh(40), 0, "", None))
-        await watched.follower.until(lambda: not watched.follower.exact)
-        await watched.follower.catch_up()
-        assert watched.bench.engine.kv.epoch == epoch + 1  # type: ignore[union-attr]  # it is our own record
-        for _ in range(3):
-            predicted, cached, context = await watched.ask(prompts.fresh(100))
-            assert cached == predicted == 0
-            predicted, cached, _ = await watched.ask(context)
-            assert cached == predicted > 0
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_lost_record_of_an_idle_engine_is_exact_again_at_once(forgetful: Watched) -> None:
+    watched, prompts = forgetful, FreshPrompts(random.Random(6))
+    epoch = watched.bench.engine.kv.epoch  # type: ignore[union-attr]  # it is our own record
+    await _overflow(watched, prompts)
+    await watched.bench.run(watched.request(prompts.fresh(40), 0, "", None))
+    await watched.follower.until(lambda: not watched.follower.exact)
+    await watched.follower.catch_up()
+    assert watched.bench.engine.kv.epoch == epoch + 1  # type: ignore[union-attr]  # it is our own record
+    for _ in range(3):
+        predicted, cached, context = await watched.ask(prompts.fresh(100))
+        assert cached == predicted == 0
+        predicted, cached, _ = await watched.ask(context)
+        assert cached == predicted > 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
 import pytest
+from tests.kit.footprint import Footprint
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
@@ -175,3 +177,14 @@ def test_the_idle_stack_holds_no_blocks_and_no_requests(stack: Stack) -> None:
         "leases to end",
     )
     assert time.monotonic() - began < 30.0
+
+
+@pytest.mark.stops_stack
+def test_ctrl_c_leaves_no_process_port_shared_memory_or_ray_session(stack: Stack) -> None:
+    footprint = Footprint.of(stack)
+    assert len(footprint.processes) > 8
+    assert (footprint.temp_dir / "ray").exists()
+    assert footprint.shared_memory
+    stack.process.send_signal(signal.SIGINT)
+    assert stack.process.wait(timeout=90) == 0
+    footprint.assert_gone()

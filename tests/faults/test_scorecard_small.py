@@ -37,6 +37,7 @@ async def test_prompts_outlive_killed_prefill_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 async def test_tokens_are_right_when_their_kv_stalls_or_arrives_with_a_wrong_bit(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     size = row03.Size(kinds=("nccl",), rounds=1, words=600)
