@@ -1,4 +1,4 @@
-"""Shared code of the scorecard's rows: a trial's resources, the form of a figure, and the usual fleets."""
+"""Shared code of the scorecard's rows: a trial's resources, the format of a figure, and the usual fleets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from kvasir.core.requests import Role
 STREAM_S = 120.0
 """Upper bound of a stream in a trial."""
 PATIENT = (SloSpec(name="default", ttft_s=30.0, itl_s=1.0),)
-"""Long deadlines, so that a trial shows the fault and not whether a loaded machine is in time: refusals have
-their own rows."""
+"""Long deadlines, so that a trial measures the fault and not the machine's load. Refusals have their own
+rows."""
 
 
 class NotProven(AssertionError):
@@ -34,7 +34,7 @@ class NotProven(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured promise. With `target` None it is shown beside the promise only."""
+    """One measured promise. With `target` None the figure has no target."""
 
     what: str
     value: float
@@ -64,14 +64,14 @@ class Trial:
 
 
 def engine(**changes: Any) -> EngineSpec:
-    """A simulated engine that steps every 30 ms, so that many of them fit on a small machine; `sim` is a
-    mapping of SimSpec's fields."""
+    """A simulated engine that steps every 30 ms, so that many of them fit on a small machine. `sim` maps
+    SimSpec fields to values."""
     sim = SimSpec(**({"decode_step_s": 0.03} | dict(changes.pop("sim", {}))))
     return EngineSpec(kind="sim", sim=sim, **changes)
 
 
 def split(prefill: EngineSpec | None = None, decode: EngineSpec | None = None, **fields: Any) -> Deployment:
-    """Prefill and decode apart."""
+    """Separate prefill and decode pools."""
     pools = (
         PoolSpec(name="prefill", role=Role.PREFILL, engine=prefill or engine()),
         PoolSpec(name="decode", role=Role.DECODE, engine=decode or engine()),
@@ -80,7 +80,7 @@ def split(prefill: EngineSpec | None = None, decode: EngineSpec | None = None, *
 
 
 def whole(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
-    """One pool that does both."""
+    """One pool with role BOTH."""
     pools = (PoolSpec(name="both", role=Role.BOTH, engine=spec or engine()),)
     usual = {"name": "scorecard", "disaggregation": "never", "pools": pools, "slo": PATIENT}
     return Deployment(**{**usual, **fields})
@@ -90,10 +90,11 @@ def whole(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
 async def exercise(
     trial: Trial, deployment: Deployment, layout: Layout, rest_s: float = 15.0, key: str = ""
 ) -> AsyncIterator[Fleet]:
-    """A fleet for the trial; all invariants are checked at its end. Raise Violated. `key` as in Fleet."""
+    """A fleet for the trial; all invariants are checked when the context ends. Raise Violated. `key` as in
+    Fleet."""
     async with Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed, key=key) as fleet:
         trial.say(f"{len(fleet.pids())} processes are up")
-        # The first connections and requests open what stays open.
+        # The first connections and requests allocate what stays allocated.
         headers = (f"Authorization: Bearer {key}",) if key else ()
         warm = (replace(ask, headers=headers) for ask in asks(trial.rng(99), 8, 2))
         for router in fleet.routers:
@@ -120,7 +121,7 @@ async def finished(streams: Sequence[Stream]) -> list[Outcome]:
 
 
 async def decoded_on(address: str, streams: Sequence[Stream]) -> list[str]:
-    """The id of the worker that decodes each stream; empty if there is no record."""
+    """Return the id of the worker that decodes each stream; empty if there is no record."""
     found = []
     for stream in streams:
         page = await gateway.decision(address, stream.outcome.request_id)
@@ -129,7 +130,7 @@ async def decoded_on(address: str, streams: Sequence[Stream]) -> list[str]:
 
 
 async def seen(address: str, worker: LabWorker) -> dict[str, Any]:
-    """The router's view of a worker."""
+    """Return the router's view of a worker."""
     return (await gateway.workers(address))[worker.address]
 
 

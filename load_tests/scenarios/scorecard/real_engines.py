@@ -1,4 +1,4 @@
-"""Real vLLM workers under faults: what clients receive, compared with what they receive without faults.
+"""Real vLLM workers under faults: clients must receive the same as without faults.
 
 Workers and a router, each in its own process. Float32 and one thread each, so that KV computed by another
 worker gives the same tokens.
@@ -38,11 +38,11 @@ from load_tests.scenarios.scorecard.common import Figure, NotProven
 WORDS = ("the", "king", "came", "to", "his", "people", "and", "said", "all", "of", "night", "great", "water")
 REST_S = 20.0
 START_S = 200.0
-"""Four engines load vLLM at the same time on as few as two cores."""
+"""Four engines load vLLM at the same time, on as few as two cores."""
 KILLED = ("", -9)
 
 DEADLINES = (SloSpec(name="default", ttft_s=240.0, itl_s=1.0),)
-"""So long that no request is refused, however slow engines are on a loaded machine."""
+"""Long enough that no request is refused, however slow the engines are on a loaded machine."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Heard:
     lively: asyncio.Event = field(default_factory=asyncio.Event)
 
     def same(self, other: Heard) -> bool:
-        """Whether the same was received, however it was split into chunks."""
+        """Whether both received the same, however it was split into chunks."""
         mine, theirs = ((heard.text, heard.finish, heard.usage, heard.tokens) for heard in (self, other))
         return mine == theirs
 
@@ -116,8 +116,8 @@ class Client:
 
 @dataclass
 class Stage:
-    """A router's gateway at `address`, its workers by their addresses, and a client. `key` is an operator's,
-    if the gateway requires keys."""
+    """A router's gateway at `address`, its workers by address, and a client. `key` is an operator's key, if
+    the gateway requires keys."""
 
     address: str
     workers: dict[str, LabProcess]
@@ -126,22 +126,22 @@ class Stage:
     key: str = ""
 
     def begin(self, work: Sequence[dict[str, Any]]) -> tuple[list[Heard], asyncio.Future[list[None]]]:
-        """Send all of `work` at once; the future ends with the last stream, or with the first error."""
+        """Send all of `work` at once. The future completes with the last stream, or with the first error."""
         heard = [Heard() for _ in work]
         streams = [self.client.stream(each, **ask) for each, ask in zip(heard, work, strict=True)]
         return heard, asyncio.gather(*streams)
 
     async def undisturbed(self, work: Sequence[dict[str, Any]]) -> list[Heard]:
-        """What clients receive without a fault. Raise NotProven if a fault happened."""
+        """Return what clients receive without a fault. Raise NotProven if a fault happened."""
         before = await self.moved()
         heard, ended = self.begin(work)
         await ended
         if await self.moved() != before:
-            raise NotProven("the run to compare with was disturbed itself")
+            raise NotProven("a fault happened in the run without faults")
         return heard
 
     async def moved(self) -> float:
-        """Requests that failed over after the loss of their worker."""
+        """Requests that failed over after their worker was lost."""
         return gateway.metric(await gateway.metrics(self.address, self.key), "kvasir_migrations_total")
 
     async def kill_the_busiest(self, pool: str) -> None:
@@ -165,7 +165,7 @@ class Stage:
         return all(views[address]["state"] == "ready" for address in self.workers)
 
     async def one(self, prompt: str, tokens: int, salt: str = "") -> Heard:
-        """One stream to its end."""
+        """Run one stream to its end."""
         heard = Heard()
         await self.client.stream(heard, prompt, salt=salt, max_tokens=tokens)
         return heard
@@ -180,7 +180,7 @@ class Stage:
         return next(process for process in self.workers.values() if process.name == pool)
 
     async def rests(self) -> float:
-        """Seconds until nothing is accounted for, running or pinned. Raise TimeoutError."""
+        """Return the seconds until nothing is accounted for, running or pinned. Raise TimeoutError."""
 
         async def resting() -> bool:
             page = await gateway.status(self.address, self.key)
@@ -210,7 +210,7 @@ def apart(**fields: Any) -> Deployment:
 
 
 def together(spec: EngineSpec | None = None, **fields: Any) -> Deployment:
-    """One pool that does both."""
+    """One pool with role BOTH."""
     return Deployment(
         model=ModelSpec(dtype="float32", max_model_len=2048),
         disaggregation="never",
@@ -231,8 +231,9 @@ async def stage(
     *,
     key: str = "",
 ) -> AsyncIterator[Stage]:
-    """The processes, until the end of the context: a worker per pool. `env` is added to their environment;
-    `programs` names the module that runs a pool's workers if it is not the usual one; `key` as in Stage."""
+    """Run a worker process per pool, and a router, until the context ends. `env` is added to their
+    environment. `programs` names the module that runs a pool's workers, if it is not the default; `key` as in
+    Stage."""
     deployment = deployment or apart()
     programs = programs or {}
     processes, clock = Processes(folder, {**os.environ, **(env or {})}), MonotonicClock()
@@ -240,7 +241,7 @@ async def stage(
     async def start(app: str, endpoints: list[str], event: str, pool: str = "") -> tuple[str, LabProcess]:
         discovery = {"kind": "static", "endpoints": endpoints}
         spec = folder / f"{app}.yaml"
-        # JSON is YAML too.
+        # JSON is valid YAML.
         spec.write_text(json.dumps(deployment.model_dump(mode="json") | {"discovery": discovery}))
         program = programs.get(pool, f"kvasir_platform.apps.{app}")
         argv = [sys.executable, "-m", program, f"--deployment={spec}"]
@@ -266,7 +267,7 @@ async def stage(
 @dataclass(frozen=True, slots=True)
 class Survived:
     """The result of `streams`: how many were `exact`, how many `moved`, the longest gap between two chunks of
-    one, and how long after their end something was still held."""
+    one stream, and how long after their end resources were still held."""
 
     streams: int
     exact: int
@@ -276,23 +277,23 @@ class Survived:
     usage: tuple[tuple[int, int], ...]
 
     def figures(self) -> list[Figure]:
-        """As rows of the scorecard."""
+        """The result as rows of the scorecard."""
         return [
             Figure("with real vLLM: streams exact", self.exact, "streams", "higher", self.streams,
-                   f"{self.moved} went on elsewhere; the longest pause {self.longest_gap_s:.2f} s"),
+                   f"{self.moved} failed over; the longest pause {self.longest_gap_s:.2f} s"),
             Figure("with real vLLM: until nothing is held", self.rest_s, "s", "lower", 5.0),
         ]  # fmt: skip
 
 
 async def decode_worker_killed(stage: Stage) -> Survived:
-    """Eight streams of 1200 tokens, one with logprobs, one with constantly held-back text."""
+    """Eight streams of 1200 tokens, one with logprobs, one with text that is held back constantly."""
     work: list[dict[str, Any]] = [{"prompt": text, "max_tokens": 1200} for text in prompts(3, 8, words=30)]
     work[0]["logprobs"] = 2
     work[1]["stop"] = ["no text of this model reads like this one"]
     expected = await stage.undisturbed(work)
     before = await stage.moved()
     heard, ended = stage.begin(work)
-    # A few of them only: on a busy machine the first has ended when the last begins.
+    # Few streams: on a busy machine the first would end before the last begins.
     for lively in islice(asyncio.as_completed([each.lively.wait() for each in heard]), len(heard) // 4):
         await lively
 
@@ -303,8 +304,8 @@ async def decode_worker_killed(stage: Stage) -> Survived:
 
 
 async def prefill_worker_killed(stage: Stage) -> Survived:
-    """Sixteen prompts of more than a thousand tokens; their output outlasts the search for the worker to
-    kill, on a busy machine too."""
+    """Sixteen prompts of more than a thousand tokens. Their output lasts longer than finding the worker to
+    kill, also on a busy machine."""
     work = [{"prompt": text, "max_tokens": 200} for text in prompts(4, 16, words=1200)]
     before = await stage.moved()
     heard, ended = stage.begin(work)

@@ -1,10 +1,11 @@
-"""The scorecard, row by row: fault, proof that it happened, promise, figure.
+"""Run the scorecard, row by row: fault, proof that it happened, promise, figure.
 
-    make scorecard                      every row that can be run here
-    make scorecard ARGS="--rows 1,4"    some of them; the others' figures stay in the report
+    make scorecard                      every row that can run here
+    make scorecard ARGS="--rows 1,4"    only these; the other rows of the report are kept
     make scorecard ARGS="--seed 7"      with other prompts, arrivals and faults
 
-Each row is a module in a folder of load_tests/scenarios/scorecard. A row that fails does not stop the others.
+Each row is a module in a sub-package of load_tests/scenarios/scorecard. A row that fails does not stop the
+others.
 """
 
 from __future__ import annotations
@@ -72,19 +73,19 @@ class Result:
 
 
 def module_of(number: int) -> str:
-    """The module that measures a row of ROWS."""
+    """Import the module that measures a row of ROWS."""
     folder = next(folder for folder, numbers in FOLDERS.items() if number in numbers)
     return f"load_tests.scenarios.scorecard.{folder}.row{number:02d}"
 
 
 async def measure(number: int, seed: int) -> Result:
-    """Run one row. Any failure becomes the result."""
+    """Run one row. Any failure becomes its result."""
     module: Any = importlib.import_module(module_of(number))
     with tempfile.TemporaryDirectory(prefix="kvasir-scorecard-") as folder:
         try:
             async with asyncio.timeout(ROW_S):
                 figures = await module.measure(Trial(Path(folder), seed))
-        # Any failure belongs to this row; the other rows are measured all the same.
+        # A failure affects this row only; the other rows are still measured.
         except Exception as error:  # noqa: BLE001
             problem = f"{type(error).__name__}: {error}"
             return Result(number, problem=problem, promise=module.PROMISE)
@@ -92,7 +93,7 @@ async def measure(number: int, seed: int) -> Result:
 
 
 def report_rows(result: Result, seed: int) -> list[Row]:
-    """The result in the report's form; a row without figures is one that was not met."""
+    """The result in the report's format. A row without figures counts as not met."""
     head = f"row {result.number}: {ROWS[result.number]}"
     if result.problem:
         return [Row(head, 1.0, "failures", "lower", target=0.0, note=result.problem[:500], seeds=(seed,))]
@@ -113,12 +114,12 @@ def report_rows(result: Result, seed: int) -> list[Row]:
 
 
 def kept(path: Path, measured: Sequence[int]) -> list[Row]:
-    """The rows of an existing report that were not measured again."""
+    """Rows of the existing report that were not measured in this run."""
     return [row for row in read(path) if _number(row) not in (0, *measured)]
 
 
 def save(rows: Sequence[Row], measured: Sequence[int]) -> Path:
-    """Write the report, with the existing rows that were not measured."""
+    """Write the report, keeping existing rows that were not measured."""
     everything = [*kept(REPORTS / "scorecard.json", measured), *rows]
     everything.sort(key=_number)
     return write("scorecard", "make scorecard", everything)

@@ -1,11 +1,11 @@
-"""Slow and oversized clients, in a separate process, because other clients read their streams meanwhile and
-the attackers' own CPU must not be attributed to the gateway. The process has the lowest priority, as if it
-ran on another machine.
+"""Slow and oversized clients. They run in a separate process, because other clients read their streams at the
+same time and the attackers' CPU must not be attributed to the gateway. The process has the lowest priority,
+as if it ran on another machine.
 
     python -m load_tests.scenarios.scorecard.clients.attackers ADDRESS CLIENTS
 
-prints a line when it is ready, attacks when it receives a line, and prints as JSON how long the last client
-of each kind was connected, in seconds, or a string that says what differed from the expectation.
+prints a line when it is ready, attacks when it receives a line, and prints one JSON object: for each kind,
+how long its last client was connected in seconds, or a string that describes the unexpected result.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LEAST_URGENT = 19
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """The bytes that a client begins with, and the bytes that it repeats twice a second, or fifty times for a
-    bomb; `status` is the expected answer, None if the connection is closed without one."""
+    """The bytes that a client sends first, and the bytes that it repeats twice a second (fifty times for a
+    bomb). `status` is the expected answer, or None if the connection is closed without one."""
 
     name: str
     first: bytes
@@ -60,8 +60,8 @@ async def _all_cut(address: str, attack: Attack, clients: int) -> float:
 
 
 async def _one(address: str, attack: Attack) -> float:
-    """Return how long one client was connected. Raise NotProven if it is not disconnected, or not as
-    expected."""
+    """Return how long one client was connected. Raise NotProven if it is not disconnected, or not in the
+    expected way."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     began = time.monotonic()
@@ -103,7 +103,7 @@ async def _attack(address: str, clients: int) -> dict[str, float] | str:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the attacks."""
     address, clients = sys.argv[1], int(sys.argv[2])
     os.nice(_LEAST_URGENT)
     print("ready", flush=True)

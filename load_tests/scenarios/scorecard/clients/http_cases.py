@@ -1,8 +1,8 @@
-"""Requests that violate HTTP's rules or use their limits, with the expected answer and the state of the
+"""HTTP requests that violate the protocol or use its limits, with the expected answer and the state of the
 connection afterwards. Tests and the scorecard send the same cases, directly and through a proxy.
 
-If a case is answered and the connection stays open, the next request on it must get its own answer: this
-detects two parties that disagree about where a message ends.
+If the connection stays open after a case, the next request on it must get its own answer. This detects two
+parties that disagree about where a message ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MAX_ANSWER = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Bytes, the statuses of the final answers in order, whether the connection is closed after them, and the
-    code of the last answer if it is an error. `head`: answers have no body."""
+    """The bytes, the statuses of the final answers in order, whether the connection is closed afterwards, and
+    the code of the last answer if it is an error. With `head`, answers have no body."""
 
     name: str
     data: bytes
@@ -291,8 +291,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The result of a case: answers, whether the connection was closed, and whether the canary request after
-    it got its own answer (None if the connection was closed)."""
+    """The result of a case: its answers, whether the connection was closed, and whether the canary request
+    after it got its own answer (None if the connection was closed)."""
 
     answers: tuple[Answer, ...]
     closed: bool
@@ -300,12 +300,12 @@ class Seen:
 
 
 def canary(request_id: str) -> bytes:
-    """A request whose answer is distinguishable from all others."""
+    """A request whose answer differs from all others."""
     return f"GET {CANARY} HTTP/1.1\r\nHost: t\r\nX-Request-Id: {request_id}\r\n\r\n".encode()
 
 
 async def read_answer(reader: asyncio.StreamReader, *, head: bool = False) -> Answer:
-    """The next final answer. Raises EOFError (IncompleteReadError) or ConnectionError at the end."""
+    """Return the next final answer. Raise EOFError (IncompleteReadError) or ConnectionError at the end."""
     while True:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(lines[0].split()[1])

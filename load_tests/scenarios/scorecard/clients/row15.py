@@ -36,7 +36,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     took: list[float] = []
     gone = 0
     spec = engine(sim={"decode_step_s": 0.02})
@@ -52,7 +52,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
                 await stream.begun.wait()
             took.append(await _leave(fleet, streams))
             gone += batch
-            # The first half fills what is cached: decision records, caches, memory pools.
+            # The first half fills decision records, caches and memory pools.
             if not resident and gone * 2 >= size.disconnects:
                 resident = resident_bytes(router)
             if gone % (10 * size.batch) == 0:
@@ -77,7 +77,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _leave(fleet: Fleet, streams: list[Stream]) -> float:
-    """All of them at once; return how long an engine still runs one of their requests."""
+    """Disconnect all at once; return how long an engine still runs one of their requests, in seconds."""
     early = [stream for stream in streams if stream.ended.is_set()]
     if early:
         raise NotProven(f"{len(early)} streams ended before their clients left: {early[0].outcome.error}")

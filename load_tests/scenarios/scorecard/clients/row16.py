@@ -1,4 +1,5 @@
-"""A hundred clients stop reading: each is disconnected at a bound, and other clients are not affected."""
+"""A hundred clients stop reading: each is disconnected at a limit, and other clients are not
+affected."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ CUT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`slow` clients that do not read beside others at `rate` a second, and as many that do, `pairs` times.
-    Their tokens carry logprobs, so that an answer is larger than every buffer on its way."""
+    """`slow` clients that do not read beside other clients at `rate` requests per second, then as many that
+    read, `pairs` times. Their tokens carry logprobs, so that an answer is larger than all buffers between
+    engine and client."""
 
     workers: int = 4
     slow: int = 100
@@ -45,8 +47,8 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
-    # Steps take the same time whatever the batch, so that the readers differ only in reading.
+    """Measure the row."""
+    # Steps take the same time whatever the batch, so that windows differ only in whether the clients read.
     spec = engine(sim={"decode_step_s": size.step_s, "decode_step_per_seq_s": 0.0})
     async with exercise(trial, whole(spec), Layout({"both": size.workers})) as fleet:
         outcomes: list[Outcome] = []
@@ -77,8 +79,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _window(
     trial: Trial, fleet: Fleet, size: Size, salt: int, cut: int = 0
 ) -> tuple[list[Outcome], float, float]:
-    """The others' outcomes, the p99 of all their gaps, and the router's growth per large stream. With `cut`
-    the large streams are not read until the router has disconnected that many."""
+    """Return the other clients' outcomes, the p99 of all their gaps, and the router's memory growth per large
+    stream. With `cut`, the large streams are not read until the router has disconnected that many."""
     pid = fleet.routers[0].process.pid
     small, fat = asks(trial.rng(salt), 64, size.tokens), asks(trial.rng(10 + salt), 64, size.slow_tokens)
     load = OpenLoop([fleet.address], small, size.rate, clock=trial.clock, rng=trial.rng(20 + salt))
@@ -109,8 +111,7 @@ async def _window(
 
 
 async def _all_cut(trial: Trial, fleet: Fleet, wanted: int) -> int:
-    """Wait until that many slow readers were disconnected; return the router's largest resident memory
-    meanwhile."""
+    """Wait until that many slow readers are disconnected; return the router's peak resident memory."""
     peak = 0
 
     async def all_cut() -> bool:

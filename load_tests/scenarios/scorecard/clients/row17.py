@@ -31,13 +31,13 @@ PROMISE = "cut off"
 CUT_S = 10.0
 
 Attack = Callable[[], Awaitable[dict[str, float]]]
-"""Runs attacks; returns for each kind how long its last client was connected, in seconds."""
+"""Runs attacks. Returns for each kind how long its last client was connected, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`clients` of each attack at once, beside others at `rate` a second; `pairs` of windows with and without
-    them."""
+    """`clients` of each attack at once, beside other clients at `rate` requests per second; `pairs` of
+    windows with and without the attacks."""
 
     workers: int = 2
     clients: int = 50
@@ -48,7 +48,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     spec = engine(sim={"decode_step_s": 0.06, "decode_step_per_seq_s": 0.0})
     async with exercise(trial, whole(spec), Layout({"both": size.workers})) as fleet:
         outcomes: list[Outcome] = []
@@ -62,7 +62,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
             took += cuts.values()
             grown.append(resident_bytes(fleet.routers[0].process.pid) / 2**20)
             trial.say(
-                f"p99 of gaps {brisk * 1e3:.1f} ms in peace, {under * 1e3:.1f} ms under attack; cut after "
+                f"p99 of gaps {brisk * 1e3:.1f} ms alone, {under * 1e3:.1f} ms under attack; cut after "
                 + ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in cuts.items())
             )
         series = await gateway.metrics(fleet.address)
@@ -87,8 +87,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _window(
     trial: Trial, fleet: Fleet, size: Size, salt: int, attack: Attack | None = None
 ) -> tuple[list[Outcome], dict[str, float], float]:
-    """The others' outcomes, the time until the last client of each attack was disconnected, the p99 of their
-    gaps."""
+    """Return the other clients' outcomes, the time until the last client of each attack was disconnected, and
+    the p99 of the others' gaps."""
     work = asks(trial.rng(salt), 64, size.tokens)
     load = OpenLoop([fleet.address], work, size.rate, clock=trial.clock, rng=trial.rng(20 + salt))
     load.start()
@@ -105,7 +105,7 @@ async def _window(
 
 @asynccontextmanager
 async def _attackers(address: str, clients: int) -> AsyncIterator[Attack]:
-    """A process of attackers that is ready to begin, separate so that its CPU is not attributed to the
+    """A process of attackers that is ready to begin. It is separate so that its CPU is not attributed to the
     gateway."""
     module = "load_tests.scenarios.scorecard.clients.attackers"
     pipe = asyncio.subprocess.PIPE

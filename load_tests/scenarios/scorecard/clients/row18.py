@@ -20,14 +20,14 @@ _MUST_BE_400 = ("length and coding", "coding after length", "lines that end in a
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`victims` send a request after each case, through the proxy."""
+    """`victims` clients send a request through the proxy after each case."""
 
     victims: int = 3
     rounds: int = 2
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     async with exercise(trial, whole(), Layout({"both": 1})) as fleet:
         pid = fleet.routers[0].process.pid
         host, _, port = fleet.address.rpartition(":")
@@ -54,7 +54,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _fast_path(host: str, port: int) -> list[str]:
-    """The names of cases that were answered wrongly."""
+    """Names of the cases that were answered wrongly."""
     wrong = []
     for case in CASES:
         seen = await send(host, port, case, "canary")
@@ -65,7 +65,7 @@ async def _fast_path(host: str, port: int) -> list[str]:
 
 
 async def _proxied(trial: Trial, fleet: Fleet, victims: int) -> list[str]:
-    """The names of cases after which a client got another's answer."""
+    """Names of the cases after which a client got another's answer."""
     host, _, port = fleet.address.rpartition(":")
     found = []
     async with haproxy(host, int(port), trial.folder) as (proxy, at):

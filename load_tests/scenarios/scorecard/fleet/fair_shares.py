@@ -1,8 +1,7 @@
-"""Effect on other tenants of a tenant that sends ten times its share, and of prompts of a hundred thousand
-tokens.
+"""Effect on other tenants of a tenant that sends ten times its share, and of prompts of 100,000 tokens.
 
-Real processes with simulated engines that are slower by a factor; all times of admission and of the SLO
-classes are scaled by the same factor, so that delays of this machine are small in comparison.
+Real processes with simulated engines that are slowed down by a factor. All admission times and SLO times are
+scaled by the same factor, so that delays of this machine are comparatively small.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _GRACE_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """All times are multiplied by `slower`. The victim offers `victim` of the capacity; a pair is a window
+    """All times are multiplied by `slower`. The victim sends `victim` times the capacity. A pair is a window
     without the other load and one with it, with the same arrivals and lengths."""
 
     prefill: int = 8
@@ -61,13 +60,13 @@ class Size:
 
     @property
     def capacity(self) -> float:
-        """Requests per second whose prompts can be computed, at the mean length."""
+        """Prompts of mean length that the fleet can prefill per second."""
         return self.prefill * PREFILL_TOKENS_PER_S / self.slower / MEAN_TOKENS
 
 
 @dataclass(slots=True)
 class Crowd:
-    """The fleet and the API keys."""
+    """The fleet, the tenants' API keys, and the trial's size."""
 
     trial: Trial
     fleet: Fleet
@@ -75,11 +74,11 @@ class Crowd:
     size: Size
 
     def headers(self, tenant: str, slo: str = "default") -> tuple[str, ...]:
-        """Lines of a request's head."""
+        """Header lines of a request."""
         return (f"Authorization: Bearer {self.keys[tenant]}", f"x-kvasir-slo: {slo}")
 
     def load(self, tenant: str, rate: float, salt: int, tokens: int) -> OpenLoop:
-        """Requests of a tenant at random times. `salt` determines times and lengths, `tokens` the tokens."""
+        """Requests of a tenant at random times. `salt` seeds times and lengths, `tokens` seeds the tokens."""
         rng, content = self.trial.rng(salt), self.trial.rng(tokens)
         work = varied(rng, content, MEAN_TOKENS, self.headers(tenant))
         arrivals = self.trial.rng(salt + 1)
@@ -87,7 +86,7 @@ class Crowd:
 
 
 def deployment(folder: str, size: Size) -> Deployment:
-    """Prefill and decode apart, tenants of equal weight, an SLO class with a long wait."""
+    """Separate prefill and decode pools, tenants of equal weight, and an SLO class with a long wait."""
     k = size.slower
     sim = SimSpec(
         prefill_tokens_per_s=PREFILL_TOKENS_PER_S / k,
@@ -125,7 +124,7 @@ def deployment(folder: str, size: Size) -> Deployment:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure both effects."""
     keys = {tenant: new_key() for tenant in TENANTS}
     file = trial.folder / "keys"
     file.write_text("\n".join(key_line(key, tenant) for tenant, key in keys.items()))
@@ -140,14 +139,14 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 async def _greedy(crowd: Crowd) -> list[Figure]:
     size = crowd.size
-    # The share of one of two tenants.
+    # Half of the capacity is the fair share of one of two tenants.
     rate = size.greedy * size.capacity / 2
     alone, beside, theirs = list[Outcome](), list[Outcome](), list[Outcome]()
     for pair in range(size.pairs):
         calm = await _victim(crowd, pair, 2 * pair)
         load = crowd.load("greedy", rate, 500 + pair, 600 + pair)
         load.start()
-        # Until the queue is stable.
+        # Let the queue become stable.
         await crowd.trial.clock.sleep(2.0 * size.slower)
         under = await _victim(crowd, pair, 2 * pair + 1)
         theirs += await load.stop(_GRACE_S)
@@ -197,7 +196,8 @@ async def _long(crowd: Crowd) -> list[Figure]:
 
 
 async def _victim(crowd: Crowd, pair: int, window: int) -> list[Outcome]:
-    """One window of the victim. The windows of a pair have different tokens, so that nothing is cached."""
+    """Measure one window of the victim. The windows of a pair have different tokens, so that nothing is
+    cached."""
     size = crowd.size
     load = crowd.load("victim", size.victim * size.capacity, 1000 + 2 * pair, 2000 + window)
     load.start()
@@ -206,8 +206,7 @@ async def _victim(crowd: Crowd, pair: int, window: int) -> list[Outcome]:
 
 
 def varied(lengths: Random, content: Random, mean: int, headers: tuple[str, ...] = ()) -> Iterator[Ask]:
-    """Prompts of random lengths, distributed as those of a conversation: exponentially, up to four times the
-    mean."""
+    """Prompts with exponentially distributed lengths, as in conversations, of at most four times the mean."""
     while True:
         tokens = min(4 * mean, 16 + int(lengths.expovariate(1 / mean)))
         yield Ask(next(asks(content, tokens, 1)).prompt, OUTPUT_TOKENS, headers=headers)
@@ -222,7 +221,7 @@ def _say(crowd: Crowd, what: str, calm: list[Outcome], under: list[Outcome]) -> 
 
 
 def _figure(what: str, alone: list[Outcome], beside: list[Outcome], note: str) -> Figure:
-    """Of all windows together: a p99 of few requests is one of the two slowest."""
+    """All windows are pooled, because the p99 of a few requests is one of the two slowest."""
     medians = [quantile([each.ttft_s for each in outcomes], 0.5) for outcomes in (alone, beside)]
     return Figure(
         f"change of p99 TTFT {what}", 100 * (_p99(beside) / _p99(alone) - 1), "%", "lower", 10.0,

@@ -39,8 +39,8 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`near` and `above`: loads as multiples of the measured capacity; goodput has its peak at one of the
-    former. `shares`: also measure fairness among tenants and beside long prompts."""
+    """`near` and `above`: loads as multiples of the measured capacity; the goodput peak is at one of `near`.
+    `shares`: also measure fairness among tenants and beside long prompts."""
 
     workers: int = 2
     prompt_tokens: int = 100
@@ -73,7 +73,7 @@ class Window:
 
 
 def deployment() -> Deployment:
-    """Prompts that take 0.1 s in the mean, and engines whose steps are no longer than that."""
+    """Prompts that take 0.1 s on average, and engines whose steps are no longer than that."""
     sim = {"prefill_tokens_per_s": 1000.0, "decode_step_per_seq_s": 0.0}
     spec = engine(max_num_batched_tokens=112, sim=sim)
     return whole(spec, slo=(SLO,))
@@ -88,7 +88,7 @@ def is_good(outcome: Outcome) -> bool:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     async with exercise(trial, deployment(), Layout({"both": size.workers})) as fleet:
         capacity = await _capacity(trial, fleet, size)
         trial.say(f"capacity {capacity:.1f} requests a second")

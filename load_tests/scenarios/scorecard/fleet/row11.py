@@ -19,7 +19,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     storms = [await asyncio.to_thread(row_11, trial.seed + each) for each in range(size.seeds)]
     served = sum(storm.served_during for storm in storms)
     requests = sum(storm.requests for storm in storms)

@@ -19,7 +19,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     seeds = [trial.seed + each for each in range(size.seeds)]
     failing = [await asyncio.to_thread(row_12_unhealthy, seed) for seed in seeds]
     stale = [await asyncio.to_thread(row_12_stale, seed) for seed in seeds]

@@ -26,8 +26,8 @@ EXIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`restarts` of workers, decode and prefill in turn. Streams last about 1.7 s and a drain `drain_s`, so
-    that some streams end within it and the others fail over."""
+    """`restarts` of workers, alternating decode and prefill. Streams last about 1.7 s and a drain `drain_s`,
+    so that some streams end within it and the others fail over."""
 
     decode: int = 4
     prefill: int = 2
@@ -38,7 +38,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     layout = Layout({"prefill": size.prefill, "decode": size.decode}, reserved={"prefill": 1, "decode": 1})
     deployment = split(worker=WorkerSpec(drain_s=size.drain_s))
     busy_at_stop = 0
@@ -69,13 +69,13 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         outcomes = await load.stop()
         moved = await migrations(fleet)
     if not busy_at_stop:
-        raise NotProven("no worker had work when it was told to stop")
+        raise NotProven("no worker had streams at SIGTERM")
     result = tally(outcomes)
     return [
         Figure(
             "failed requests", len(outcomes) - result.exact, "requests", "lower", 0.0,
             f"of {len(outcomes)}, {size.restarts} restarts with {busy_at_stop} streams on the workers at "
-            f"SIGTERM, of which {moved:g} went on elsewhere; {result.errors or 'no errors'}",
+            f"SIGTERM, of which {moved:g} failed over; {result.errors or 'no errors'}",
         ),
         Figure("longest drain, from SIGTERM to the end of the process", max(took), "s", "lower"),
         Figure("p99 of the longest gap", result.gap_p99_s, "s", "lower"),

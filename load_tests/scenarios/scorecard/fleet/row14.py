@@ -19,7 +19,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     joined = [await asyncio.to_thread(row_14, trial.seed + each) for each in range(size.seeds)]
     if not all(each.last_share for each in joined):
         raise NotProven("the worker that joined was given nothing")

@@ -1,4 +1,5 @@
-"""Histories with faults drawn from a seed, each run twice: equal to the last event. In virtual time."""
+"""Histories with faults drawn from a seed, each run twice: both runs are identical to the last event. In
+virtual time."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Number of seeds, beginning with the trial's."""
+    """Number of seeds, starting with the trial's."""
 
     seeds: int = 1000
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     parts = []
     end = trial.seed + size.seeds
     for begin in range(trial.seed, end, AT_ONCE):

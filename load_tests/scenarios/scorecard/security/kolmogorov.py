@@ -1,7 +1,7 @@
 """The exact two-sample Kolmogorov–Smirnov test: whether two samples have the same distribution.
 
-Under the null hypothesis all orders of the pooled sample are equally likely, each a path through a lattice;
-the paths whose distance stays below the observed one are counted in whole numbers.
+Under the null hypothesis all orders of the pooled sample are equally likely. Each order is a path through a
+lattice; the paths whose distance stays below the observed one are counted with integers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Verdict:
 
 
 def compare(one: Sequence[float], other: Sequence[float]) -> Verdict:
-    """Test samples with at least one value each. Equal values make `p` larger than it is, never smaller.
-    Takes `len(one) * len(other)` steps. Raise ValueError without values."""
+    """Test two samples with at least one value each. Equal values make `p` larger than it is, never smaller.
+    Takes `len(one) * len(other)` steps. Raise ValueError for an empty sample."""
     n, m = len(one), len(other)
     if not n or not m:
         raise ValueError("a sample without values")
@@ -34,20 +34,21 @@ def compare(one: Sequence[float], other: Sequence[float]) -> Verdict:
 
 
 def _furthest(one: Sequence[float], other: Sequence[float]) -> int:
-    """The maximum distance of the distributions, times both sizes."""
+    """The maximum distance of the distributions, multiplied by both sizes."""
     n, m = len(one), len(other)
     steps = sorted([(value, m) for value in one] + [(value, -n) for value in other])
     height = furthest = 0
     for (value, step), (following, _) in pairwise([*steps, (float("inf"), 0)]):
         height += step
-        # Only after all equal values were counted.
+        # Compare only after all equal values are counted.
         if following != value:
             furthest = max(furthest, abs(height))
     return furthest
 
 
 def _paths(n: int, m: int, furthest: int) -> int:
-    """Count the paths from corner to corner of an n x m lattice that never come as far from the diagonal."""
+    """Count the paths from corner to corner of an n x m lattice that stay closer to the diagonal than
+    `furthest`."""
     row = [1 if j * n < furthest else 0 for j in range(m + 1)]
     for j in range(1, m + 1):
         row[j] = row[j] and row[j - 1]

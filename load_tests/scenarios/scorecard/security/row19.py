@@ -1,9 +1,10 @@
-"""A tenant asks what another has asked, to see by the time or the usage whether it is in a cache: there is no
-signal, not from engines, nor from tiers, nor over prefill and decode, nor from embeddings. Real vLLM.
+"""A tenant sends prompts that another tenant has sent, to find out from TTFT or usage whether they are
+cached. There must be no signal: from engines, from tiers, across prefill and decode, or from embeddings. Real
+vLLM.
 
-The victim has each prompt computed. The prober asks these and as many that nobody has ever asked, in random
-order, each of them once. That the victim's own second asking can be told from a first one shows that there is
-something to be found.
+The victim sends each prompt first. The prober sends these and as many that were never sent, in random order,
+each once. That the victim's own second request differs from a first one proves that a cache hit is
+detectable.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ _CACHES = {FRIEND: _GROUP, GUEST: _GROUP}
 _VOCABULARY = (300, 4000)
 _PATIENCE_S = 60.0
 _KV_BYTES = 512 << 20
-"""Holds several batches, so that what is asked once more is still there."""
+"""Holds several batches, so that a prompt that is sent again is still cached."""
 _TIER_KV_BYTES = 12 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Prompts that are probed, with as many controls: on one worker, of embeddings, and handed over between
-    two workers with a tier. Prompts of `tokens` tokens, `batch` of them at a time; of each batch the victim
-    asks `again` once more."""
+    """Number of probed prompts, with as many controls: on one worker, of embeddings, and handed off between
+    two workers with a tier. Prompts have `tokens` tokens and are sent `batch` at a time; of each batch the
+    victim sends `again` prompts a second time."""
 
     prompts: int = 500
     embeddings: int = 150
@@ -67,7 +68,7 @@ class Size:
 
 @dataclass(slots=True)
 class Seen:
-    """Seconds to the first token, or to the answer, and what was found in a cache by the usage."""
+    """Seconds to the first token or to the answer, and cached tokens according to usage."""
 
     probes: list[float] = field(default_factory=list)
     controls: list[float] = field(default_factory=list)
@@ -77,12 +78,12 @@ class Seen:
 
 
 Once = Callable[[str, tuple[int, ...]], Awaitable[tuple[float, int]]]
-"""A tenant's asking, with a prompt: how long it took, and how many tokens were cached."""
+"""Sends a prompt as a tenant; returns the seconds it took and the number of cached tokens."""
 
 
 @dataclass(slots=True)
 class Parties:
-    """Tenants with keys at one gateway."""
+    """Tenants with API keys at one gateway."""
 
     stage: Stage
     keys: dict[str, str]
@@ -90,11 +91,11 @@ class Parties:
     tokens: int
 
     def prompt(self, tokens: int = 0) -> tuple[int, ...]:
-        """One that nobody has asked."""
+        """Return a prompt that was never sent."""
         return tuple(self.rng.randrange(*_VOCABULARY) for _ in range(tokens or self.tokens))
 
     async def first_token(self, tenant: str, prompt: tuple[int, ...]) -> tuple[float, int]:
-        """One streamed token. Raises NotProven where there is none."""
+        """Stream one token; return TTFT and cached tokens. Raise NotProven if there is none."""
         ask = Ask(prompt, 1, headers=(f"Authorization: Bearer {self.keys[tenant]}",))
         outcome = await complete(self.stage.address, ask, self.stage.clock)
         if outcome.error or outcome.usage is None:
@@ -102,19 +103,19 @@ class Parties:
         return outcome.ttft_s, _cached(outcome.usage)
 
     async def embedding(self, tenant: str, prompt: tuple[int, ...]) -> tuple[float, int]:
-        """One embedding; its usage tells nothing of caches."""
+        """Request one embedding; its usage has no cached tokens."""
         began = self.stage.clock.now()
         await self.post(tenant, "/v1/embeddings", {"model": EMBEDS, "input": prompt})
         return self.stage.clock.now() - began, 0
 
     async def cached(self, tenant: str, prompt: tuple[int, ...], salt: str = "") -> int:
-        """How many tokens a tenant is told that were cached, with a salt of its own."""
+        """Return the cached tokens in a tenant's usage, optionally with a salt."""
         body = {"model": "kvasir-tiny", "prompt": prompt, "max_tokens": 1}
         answer = await self.post(tenant, "/v1/completions", body | ({"cache_salt": salt} if salt else {}))
         return _cached(answer["usage"])
 
     async def post(self, tenant: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer. Raises NotProven for an error."""
+        """Return the JSON answer. Raise NotProven for an error."""
         host, _, port = self.stage.address.rpartition(":")
         data = msgspec.json.encode(body)
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -132,7 +133,7 @@ class Parties:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     keys = {tenant: new_key() for tenant in (VICTIM, PROBER, FRIEND, GUEST, OPERATOR)}
     file = trial.folder / "keys"
     file.write_text("\n".join(key_line(key, tenant) for tenant, key in keys.items()))
@@ -142,7 +143,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 def with_tenants(deployment: Deployment, keys_file: str, **changes: Any) -> Deployment:
-    """A deployment that asks for keys."""
+    """A deployment that requires API keys."""
     tenants = tuple(
         TenantSpec(name=name, cache=_CACHES.get(name, "own"), operator=name == OPERATOR)
         for name in (VICTIM, PROBER, FRIEND, GUEST, OPERATOR)
@@ -171,7 +172,7 @@ async def _on_one_worker(trial: Trial, size: Size, keys: dict[str, str], keys_fi
 
 
 async def _over_two_workers(trial: Trial, size: Size, keys: dict[str, str], keys_file: str) -> list[Figure]:
-    """With so little KV on the device that a batch is found in the tier, or nowhere."""
+    """With so little KV on the device that a batch is found in the tier, or not at all."""
     apart = real_engines.apart(tiers=TiersSpec(cpu=CpuTierSpec(bytes=256 << 20)))
     spec: EngineSpec = real_engines.engine(_TIER_KV_BYTES)
     pools = tuple(pool.model_copy(update={"engine": spec}) for pool in apart.pools)
@@ -194,7 +195,7 @@ async def _over_two_workers(trial: Trial, size: Size, keys: dict[str, str], keys
 
 
 async def _probed(trial: Trial, parties: Parties, size: Size, prompts: int, once: Once) -> Seen:
-    """Probe so many. The first round is thrown away, which warms everything else."""
+    """Probe that many prompts. The first round warms up and is discarded."""
     await _batch(parties, size, once, Seen())
     seen = Seen()
     while len(seen.probes) < prompts:
@@ -222,7 +223,7 @@ async def _batch(parties: Parties, size: Size, once: Once, seen: Seen) -> None:
 
 
 async def _shared(parties: Parties, size: Size) -> list[Figure]:
-    """What tenants of one group find of each other's, and others of theirs."""
+    """Prompts found within a cache group, and by tenants outside of it."""
     found = strangers = salted = 0
     for _ in range(size.shared):
         prompt = parties.prompt()
@@ -239,13 +240,13 @@ async def _shared(parties: Parties, size: Size) -> list[Figure]:
 
 
 def _figures(what: str, seen: Seen, *, by_usage: bool = True, note: str = "") -> list[Figure]:
-    """Figures. Raises NotProven where even the victim's own second asking looks like a first one."""
+    """Return the figures. Raise NotProven if even the victim's own second request looks like a first one."""
     verdict = kolmogorov.compare(seen.probes, seen.controls)
     control = kolmogorov.compare(seen.again, seen.controls)
     if by_usage and seen.found_by_victim < len(seen.again):
         raise NotProven(f"{what}: the victim found {seen.found_by_victim} of {len(seen.again)} prompts again")
     if control.p > ALPHA or quantile(seen.again, 0.5) >= quantile(seen.controls, 0.5):
-        raise NotProven(f"{what}: a hit cannot be told from a miss either, p = {control.p:.2g}")
+        raise NotProven(f"{what}: a hit cannot be distinguished from a miss either, p = {control.p:.2g}")
     medians = [quantile(times, 0.5) * 1e3 for times in (seen.probes, seen.controls, seen.again)]
     reported = (f"n = {len(seen.probes)} each, D = {verdict.distance:.3f}; median {medians[0]:.1f} ms, of "
             f"prompts never asked {medians[1]:.1f} ms; the victim's own again {medians[2]:.1f} ms, "

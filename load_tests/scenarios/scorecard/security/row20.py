@@ -1,4 +1,4 @@
-"""Workers and routers without a valid identity, and a change of certificates under load."""
+"""Workers and routers without a valid identity, and certificate rotation under load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PROMISE = "no registration, no KV"
 
 
 async def measure(trial: Trial) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     counts = await tls_trials.run_row(trial.folder)
     if not counts.attempts or not counts.rotations or not counts.streams:
         raise NotProven(f"{counts.attempts} impostors, {counts.rotations} changes, {counts.streams} streams")

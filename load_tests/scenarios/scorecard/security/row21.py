@@ -1,8 +1,9 @@
-"""URLs that would make the system connect where its callers cannot: in requests, and of a service that it is
-to call. None is fetched, whatever it is spelled like and whatever its name resolves to.
+"""Server-side request forgery: URLs in requests, and URLs of a configured service, that would make the
+platform connect where callers cannot. None is fetched, however it is spelled and whatever its name resolves
+to.
 
-A trap listens on loopback and counts who connects. Clients that believe a URL do fall into it, and so do
-connections that are allowed, by which the trap is known to work.
+A trap listens on loopback and counts connections. Clients that follow a URL do reach the trap, and so do
+allowed connections, which proves that the trap works.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _ENDPOINTS = ("http://{at}", "unix:/run/docker.sock:1", "dns://{at}/worker:1", "
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`real`: schemas go to a real engine, and not to a simulated one, which takes all of them. `linger_s`:
-    how long after the last request somebody may still come."""
+    """`real`: send schemas to a real engine instead of a simulated one, which accepts all of them.
+    `linger_s`: how long after the last request a connection may still arrive."""
 
     real: bool = True
     linger_s: float = 1.0
@@ -56,7 +57,7 @@ class Size:
 
 @dataclass(slots=True)
 class Trap:
-    """Listens on loopback, on one port of both families, and counts. `answer` is what it says."""
+    """Listens on loopback, on one port of IPv4 and IPv6, and counts connections. `answer` is its response."""
 
     port: int = 0
     met: int = 0
@@ -64,11 +65,11 @@ class Trap:
     answer: bytes = b""
 
     def url(self, host: str) -> str:
-        """At a host, which may be spelled in any way."""
+        """The trap's URL at a host, in any spelling."""
         return f"http://{host}:{self.port}/trap"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Count and answer one connection."""
         self.met += 1
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -84,7 +85,7 @@ class Trap:
 
 @asynccontextmanager
 async def trap(answer: bytes = b"") -> AsyncIterator[Trap]:
-    """A trap, until the end of the context."""
+    """A trap that listens until the context ends."""
     body = json.dumps({"flagged": False, "canary": _CANARY}).encode()
     made = Trap(answer=answer or b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     servers = [await asyncio.start_server(made.serve, "127.0.0.1", 0)]
@@ -99,7 +100,7 @@ async def trap(answer: bytes = b"") -> AsyncIterator[Trap]:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     file = trial.folder / "secret"
     file.write_text(_CANARY)
     let_in: list[str] = []
@@ -129,8 +130,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     return [
         Figure("vectors", vectors, "vectors", "higher", 30.0,
                f"{len(sent)} in requests, {len(LURES)} URLs and {len(tricks)} tricks of a service to call, "
-               f"{len(_ENDPOINTS)} addresses of workers; of those URLs {believed} lead who believes them "
-               "into the trap"),
+               f"{len(_ENDPOINTS)} addresses of workers; {believed} of the URLs lead a client that follows "
+               "them into the trap"),
         Figure("connections into the trap", met, "connections", "lower", 0.0,
                ", ".join(caught.heard[before : before + met])[:200]),
         Figure("vectors that were not denied as they must be", len(let_in), "vectors", "lower", 0.0,
@@ -139,7 +140,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _believed(caught: Trap) -> int:
-    """How many URLs lead who believes them into the trap. Raises NotProven where one does not that should."""
+    """Count the URLs that lead a client that follows them into the trap. Raise NotProven if one does not that
+    should."""
     count = 0
     for lure in LURES:
         if not lure.reaches or (_of_ipv6(lure) and not _has_ipv6()):
@@ -147,13 +149,13 @@ async def _believed(caught: Trap) -> int:
         before = caught.met
         await asyncio.to_thread(_believe, lure.url.format(port=caught.port), lure.addresses)
         if caught.met == before:
-            raise NotProven(f"{lure.name} leads nobody into the trap, so that it proves nothing to stay out")
+            raise NotProven(f"{lure.name} does not lead into the trap, so not connecting proves nothing")
         count += 1
     return count
 
 
 def _believe(url: str, addresses: Sequence[str]) -> None:
-    """Do what the URL says, as the machine's own resolver reads it; wait for the answer."""
+    """Follow the URL as the machine's own resolver reads it; wait for the answer."""
     parts = urlsplit(url)
     host = addresses[0] if addresses else str(parts.hostname)
     with socket.create_connection((host, parts.port), _PATIENCE_S) as connection:
@@ -162,7 +164,7 @@ def _believe(url: str, addresses: Sequence[str]) -> None:
 
 
 async def _denied(lure: Lure, caught: Trap) -> bool:
-    """Whether a classifier at this URL is neither allowed in the spec, nor called where it was."""
+    """Whether a classifier at this URL is neither accepted in the spec nor called."""
     url = lure.url.format(port=caught.port)
     try:
         ClassifierFilterSpec(name="judge", url=url)
@@ -183,14 +185,14 @@ async def _denied(lure: Lure, caught: Trap) -> bool:
     except OutboundRefused:
         return True
     except PostError as error:
-        # Refused after resolution, and not merely without an answer.
+        # Refused after resolution, not merely unanswered.
         return isinstance(error.__cause__, OutboundRefused)
     return False
 
 
 def _accepted_endpoints(caught: Trap) -> list[str]:
-    """Addresses of workers that a spec takes, though they are more or less than a host and a port, or are
-    nobody's."""
+    """Worker addresses that a spec accepts although they are not exactly a host and a port, or are
+    unspecified addresses."""
     taken = []
     for template in _ENDPOINTS:
         text = template.format(at=f"127.0.0.1:{caught.port}")
@@ -205,7 +207,7 @@ def _accepted_endpoints(caught: Trap) -> list[str]:
 
 
 async def _tricks(caught: Trap) -> dict[str, bool]:
-    """What is tried with a service that may be called, and whether it failed."""
+    """Each attempt with a service that may be called, and whether it failed."""
     held = {}
     location = f"location: {caught.url('127.0.0.1')}\r\n"
     for status in _REDIRECTS:
@@ -215,7 +217,7 @@ async def _tricks(caught: Trap) -> dict[str, bool]:
             held[f"a redirect {status}"] = said == f"it answered with status {status}"
             if not service.met:
                 raise NotProven("a service that may be called was not called")
-    # First an address where nobody listens, which is allowed, and from then on the trap.
+    # First an allowed address where nothing listens, then the trap.
     turns = [["127.0.0.9"], ["127.0.0.1"], ["127.0.0.1"]]
     held["a name that changes its mind"] = await _post(caught, *turns) is not None
     held["a name that changes its mind to metadata"] = "metadata" in str(
@@ -233,8 +235,8 @@ async def _tricks(caught: Trap) -> dict[str, bool]:
 
 
 async def _post(service: Trap, *answers: list[str]) -> str | None:
-    """Call a service by a name that may be private and that resolves to each of `answers` in turn; what went
-    wrong, None where it answered."""
+    """Call a service by a name that may be private and that resolves to each of `answers` in turn. Return the
+    error, or None if the service answered."""
     turns = iter(answers)
 
     async def resolve(_host: str, _port: int) -> list[str]:
@@ -253,7 +255,7 @@ async def _post(service: Trap, *answers: list[str]) -> str | None:
 
 
 async def _send(address: str, sent: Iterable[Sent]) -> list[str]:
-    """Send them to the gateway; the names of those that were not answered as they must be."""
+    """Send the requests to the gateway; return the names of those that were not answered as required."""
     host, _, port = address.rpartition(":")
     wrong = []
     for one in sent:
@@ -263,7 +265,7 @@ async def _send(address: str, sent: Iterable[Sent]) -> list[str]:
                 writer.write(one.data(address))
                 answer = await read_answer(reader)
         except (EOFError, ConnectionError):
-            # No answer is a denial too, and whether the gateway lives is seen by the next one.
+            # No answer counts as denied. The next request shows whether the gateway still runs.
             continue
         finally:
             writer.close()
@@ -285,7 +287,7 @@ def _code(text: str) -> str:
 
 
 async def _reached(caught: Trap) -> None:
-    """Raises NotProven unless the trap still takes who may connect: by an address, and by a name."""
+    """Raise NotProven unless allowed connections still reach the trap, by address and by name."""
     before = caught.met
     problem = await _post(caught, ["127.0.0.1"])
     target = parse_url(caught.url("127.0.0.1"))
@@ -293,12 +295,12 @@ async def _reached(caught: Trap) -> None:
     await poster.post(b"{}")
     await poster.close()
     if problem is not None or caught.met != before + 2:
-        raise NotProven(f"who may connect does not reach the trap: {problem}")
+        raise NotProven(f"allowed connections do not reach the trap: {problem}")
 
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """These variables of the environment, until the end of the context."""
+    """Set these environment variables until the context ends."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,5 +1,5 @@
-"""Secrets and dependencies: nothing that clients or operators entrust to the platform is in logs, answers or
-pages, decision records, arguments, environments or the repository, and nothing is installed unpinned."""
+"""Secrets and dependencies: no secret of clients or operators is in logs, answers, pages, decision records,
+arguments, environments or the repository, and every installed dependency is pinned."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _ENTRY = re.compile(r"^[A-Za-z0-9._-]+==(?:[^\n]*\\\n)+?\s+--hash=sha256:[0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`requests` that carry secrets, besides all malformed ones."""
+    """`requests` that carry secrets, in addition to all malformed ones."""
 
     requests: int = 60
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     rng = trial.rng(1)
     token, key, salt, prompt, user = (f"canary-{kind}-{rng.getrandbits(96):024x}" for kind in "tkspu")
     secrets = {"session token": token, "API key": key, "salt": salt, "prompt": prompt, "user": user}
@@ -85,7 +85,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 async def _talk(
     fleet: Fleet, rng: Random, size: Size, secrets: dict[str, str], reported: dict[str, str]
 ) -> int:
-    """Send secrets through every channel, and record all output; return how many requests were served."""
+    """Send secrets through every channel and record all output; return how many requests were served."""
     host, _, port = fleet.address.rpartition(":")
     head = f"Host: t\r\nAuthorization: Bearer {secrets['API key']}\r\n"
     served = 0
@@ -156,7 +156,7 @@ def _secrets_in(text: str) -> Iterable[str]:
 
 
 def _unpinned(locks: Sequence[Path]) -> list[str]:
-    """What is locked without a hash."""
+    """Locked packages without a hash."""
     if not locks:
         raise NotProven("there is no lock file")
     loose = []

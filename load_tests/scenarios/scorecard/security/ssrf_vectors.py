@@ -1,7 +1,5 @@
-"""Ways to make a server connect where its caller cannot: URLs of a service to call, and requests that carry
-URLs. Each leads to a trap that somebody who believed it would fall into, to the metadata of a cloud, or to a
-file.
-"""
+"""Vectors of server-side request forgery: URLs of a service to call, and requests that carry URLs. Each leads
+to a trap that a client that follows it connects to, to the metadata service of a cloud, or to a file."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ METADATA = "http://169.254.169.254/latest/meta-data/iam/"
 
 @dataclass(frozen=True, slots=True)
 class Lure:
-    """A URL whose `{port}` is the trap's. Its name resolves to `addresses`. `reaches`: who takes the URL at
-    its word gets into the trap, so that whether others do is no question of the spelling."""
+    """A URL with `{port}` for the trap's port. Its name resolves to `addresses`. `reaches`: a client that
+    follows the URL connects to the trap, so a system that does not connect is protected by more than the
+    spelling."""
 
     name: str
     url: str
@@ -74,8 +73,8 @@ LURES = (
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request to the gateway that carries a URL. `refused`: it must be answered 4xx or 501, and with one of
-    `codes` where they are given; else the URL is text like any other."""
+    """A request to the gateway that carries a URL. `refused`: it must be answered with 4xx or 501, and with
+    one of `codes` if given. Otherwise the URL is ordinary text."""
 
     name: str
     start: str
@@ -85,7 +84,7 @@ class Sent:
     codes: tuple[str, ...] = ()
 
     def data(self, address: str) -> bytes:
-        """As bytes for the gateway at `address`."""
+        """The request as bytes for the gateway at `address`."""
         body = b"" if self.body is None else json.dumps(self.body).encode()
         host = "" if "host:" in self.headers.lower() else f"Host: {address}\r\n"
         length = f"Content-Length: {len(body)}\r\n" if self.body is not None else ""
@@ -93,8 +92,8 @@ class Sent:
 
 
 def requests(trap: Callable[[str], str], file: str) -> list[Sent]:
-    """Those that the gateway has to deal with; `trap` makes a URL at a host that leads into the trap, `file`
-    names a file."""
+    """Vectors that the gateway handles. `trap` makes a URL at a host that leads into the trap, `file` names a
+    file."""
     url = trap("127.0.0.1")
     return [*_media(trap, file), *_fields(url, file), *_heads(url), *_workers(url)]
 
@@ -161,8 +160,8 @@ def _fields(url: str, file: str) -> list[Sent]:
 
 
 def schema_requests(url: str, file: str) -> list[Sent]:
-    """Those that an engine has to deal with which compiles schemas. Of what it does not find in a schema it
-    may say anything; it may look nowhere else."""
+    """Vectors for an engine that compiles schemas. It may return any error for a reference that the schema
+    does not contain, but it must not fetch the reference."""
     found = []
     for where, ref in (("a URL", f"{url}/schema.json"), ("a file", file)):
         schema = {"type": "object", "properties": {"a": {"$ref": ref}}, "required": ["a"]}

@@ -1,10 +1,10 @@
-"""Scorecard row 20, with the production transport: who is let in without a valid identity, and what a
-change of certificates and authorities costs streams that run.
+"""Scorecard row 20, with the production transport: which peers without a valid identity are accepted, and how
+a rotation of certificates and authorities affects running streams.
 
     python -m load_tests.scenarios.scorecard.security.tls_trials
 
-prints the counts as one JSON object. Everything happens in one process over loopback; the engine is the
-simulated one, and its cache holds blocks, so that a snapshot has something to give away.
+prints the counts as one JSON object. Everything runs in one process over loopback. The engine is simulated,
+and its cache holds blocks, so that a snapshot is not empty.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TOKEN = "the session token"
 POOL = "decode"
 NAMES = TlsNames("kvasir.local", "shop")
 HOUR_S = 3600.0
-# A dial that is refused is over at once; this bounds one that hangs, on a machine that is busy.
+# A refused dial ends at once; this bounds one that hangs, on a busy machine.
 LIMITS = GrpcDialLimits(connect_timeout_s=10.0, part_timeout_s=10.0)
 
 
@@ -68,8 +68,8 @@ class Unchecked(TlsFiles):
 
 @dataclass
 class Counts:
-    """`attempts` of impostors; how many of them had a session or a block of KV; streams, and those that
-    were interrupted or not whole; connections that were made between changes of certificates."""
+    """`attempts` of impostors; how many of them got a session or a block of KV; streams, and those that were
+    interrupted or incomplete; connections made between changes of certificates."""
 
     attempts: int = 0
     accepted: int = 0
@@ -78,7 +78,7 @@ class Counts:
     rotations: int = 0
     connections: int = 0
     refusals: dict[str, str] = field(default_factory=dict)
-    """What each impostor's peer said."""
+    """The response that each impostor received."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Worker:
     @classmethod
     @asynccontextmanager
     async def serve(cls, tls: ServerTls | None, *, claims: str = POOL) -> AsyncIterator[Worker]:
-        """One that says it is of pool `claims`, until the block ends."""
+        """A worker that claims to be of pool `claims`, until the context ends."""
         pool = PoolSpec(name=claims, role=Role.BOTH, engine=EngineSpec(kind="sim", sim=SimSpec()))
         spec = Deployment(name=NAMES.deployment, disaggregation="never", pools=(pool,))
         clock = MonotonicClock()
@@ -107,7 +107,7 @@ class Worker:
 
 
 class Issuers:
-    """The deployment's authority, a stranger's, and what each of them would certify."""
+    """The deployment's authority, a foreign one, and the certificates that each issues."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -115,13 +115,13 @@ class Issuers:
         self.foreign = Authority.make("foreign", now - HOUR_S, now + HOUR_S)
 
     def router(self, names: TlsNames = NAMES, *, by: Authority | None = None, age_h: float = 0.0) -> bytes:
-        """A router's; valid for two hours around `age_h` hours ago."""
+        """A router's certificate, valid for two hours around `age_h` hours ago."""
         return self._certify(names.router, names.router_dns, by, age_h)
 
     def worker(
         self, names: TlsNames = NAMES, *, pool: str = POOL, by: Authority | None = None, age_h: float = 0.0
     ) -> bytes:
-        """A worker's, likewise."""
+        """A worker's certificate, likewise."""
         return self._certify(names.worker(pool), names.worker_dns(pool), by, age_h)
 
     def _certify(self, uri: str, dns: str, by: Authority | None, age_h: float) -> bytes:
@@ -130,17 +130,17 @@ class Issuers:
 
 
 def router_tls(ca: bytes, own: bytes) -> DialTls:
-    """A router that shows `own`, whatever it is."""
+    """A router that presents `own`, even if it is not a router's certificate."""
     return DialTls(Unchecked(ca, own), NAMES, POOL)
 
 
 def worker_tls(ca: bytes, own: bytes) -> ServerTls:
-    """A worker that shows `own`, whatever it is."""
+    """A worker that presents `own`, even if it is not a worker's certificate."""
     return ServerTls(Unchecked(ca, own), NAMES.router)
 
 
 def bad_routers(issuers: Issuers) -> Iterator[tuple[str, GrpcDialer]]:
-    """Each a name and a dialer that an honest worker must not serve."""
+    """Names and dialers that an honest worker must not serve."""
     ca, foreign = issuers.ours.pem, issuers.foreign
     other = TlsNames(NAMES.trust_domain, "other")
     other_host = TlsNames("evil.example", NAMES.deployment)
@@ -160,7 +160,8 @@ def bad_routers(issuers: Issuers) -> Iterator[tuple[str, GrpcDialer]]:
 
 
 def bad_workers(issuers: Issuers) -> Iterator[tuple[str, ServerTls | None, str]]:
-    """Each a name, what the worker shows, and the pool it claims; an honest router must not use it."""
+    """Names, the certificate that the worker presents, and the pool it claims; an honest router must not use
+    it."""
     ca, foreign = issuers.ours.pem, issuers.foreign
     other = TlsNames(NAMES.trust_domain, "other")
     for name, own in (
@@ -177,8 +178,8 @@ def bad_workers(issuers: Issuers) -> Iterator[tuple[str, ServerTls | None, str]]
 
 
 async def impostors(counts: Counts) -> None:
-    """Let each impostor try for a session and for a snapshot. Before and after, an honest pair succeeds, so
-    that refusing everybody does not pass."""
+    """Let each impostor try to get a session and a snapshot. An honest pair succeeds before and after, so
+    that refusing everyone does not pass."""
     issuers = Issuers(time.time())
     ca = issuers.ours.pem
     honest = GrpcDialer(TOKEN, LIMITS, tls=router_tls(ca, issuers.router()))
@@ -195,13 +196,13 @@ async def impostors(counts: Counts) -> None:
             raise AssertionError("an honest router gets no snapshot")
     for name, tls, claims in bad_workers(issuers):
         async with Worker.serve(tls, claims=claims) as bad:
-            # The certificate is what it claims not to be of: it gives KV to whoever knows it by that name.
+            # A worker that claims another pool has a valid certificate, so its snapshot is legitimate.
             await _try(counts, name, honest, bad, snapshot=claims == POOL)
 
 
 async def rotation(counts: Counts, folder: Path, *, streams: int = 16, tokens: int = 160) -> None:
-    """Run `streams` through one session while certificates are changed, and the authority twice; at each
-    change make a connection of another router and take a snapshot."""
+    """Run `streams` through one session while certificates are changed, and the authority twice. At each
+    change, connect another router and take a snapshot."""
     made = CertificateFolder(folder, NAMES, [POOL], life_s=HOUR_S, wall_time=time.time)
     made.renew()
     dialer = _dialer(folder)
@@ -217,7 +218,7 @@ async def rotation(counts: Counts, folder: Path, *, streams: int = 16, tokens: i
             await load.until(lambda at=at: load.slowest >= at)  # type: ignore[misc]  # bound at once
             made.renew(new_authority=new_authority)
             counts.rotations += 1
-            # A router that starts at this moment knows none of the certificates before.
+            # A router that starts at this moment has none of the earlier certificates.
             connection = await _dialer(folder).dial(worker.address, Hello(f"other-{number}", "", 0))
             await connection.close()
             await _kv_parts(dialer, worker)
@@ -254,7 +255,7 @@ class Load:
 
     @property
     def interrupted(self) -> bool:
-        """Whether anything befell the session since it was ready."""
+        """Whether anything happened to the session since it was ready."""
         return len(self.reported) > 1
 
     async def start(self, dialer: GrpcDialer, address: str) -> None:
@@ -348,7 +349,8 @@ async def _kv_parts(dialer: GrpcDialer, worker: Worker) -> int:
 
 
 async def _without_certificate(worker: Worker, ca: bytes) -> int:
-    """Calls of a client that trusts the worker and shows nothing; returns how many were answered."""
+    """Make calls as a client that trusts the worker and presents no certificate; return how many were
+    answered."""
     options = [("grpc.ssl_target_name_override", NAMES.worker_dns(POOL))]
     metadata = (("authorization", f"Bearer {TOKEN}"),)
     answered = 0

@@ -1,9 +1,9 @@
 """Redis is killed, stopped, slow and full under load, and a disk is full and read-only: requests are served
 without the tier, operators are informed, and the tier is used again afterwards.
 
-Real vLLM, a real Redis behind a proxy, its own filesystem. Every prompt of the load is new, so that the tier
-is looked up for each and never hits: the cost of the look-up is measured. What the tier still holds, or holds
-again, is shown with prompts from before the fault.
+Real vLLM, a real Redis behind a proxy, its own filesystem. Every prompt of the load is new, so that each
+look-up misses and the cost of the look-up is measured. Prompts from before the fault show what the tier still
+holds, or holds again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKENS = 2
 NOTICED_S = 5.0
 REPORT_S = 0.2
 BACK_S = 60.0
-"""The longest interval between two probes of a failed tier is 30 s and a fifth."""
+"""The longest interval between two probes of a failed tier: 30 s plus a jitter of one fifth."""
 UNUSED = "is not used for the time being: "
 Earlier = Iterator[tuple[str, Heard]]
 
@@ -36,7 +36,7 @@ Earlier = Iterator[tuple[str, Heard]]
 @dataclass(frozen=True, slots=True)
 class Size:
     """`requests` prompts of `words` words, one every `every_s`, without a fault, and as many under each
-    fault, from before it begins. `tiers` are tried one at a time with `lookup_timeout_s`."""
+    fault, starting before the fault. `tiers` are measured one at a time, with `lookup_timeout_s`."""
 
     tiers: tuple[str, ...] = ("Redis", "disk")
     requests: int = 100
@@ -48,8 +48,8 @@ class Size:
 
 @dataclass(slots=True)
 class Windows:
-    """TTFT by fault ("" for none), failures, faults that were not reported in one line, and how long the tier
-    stayed out of use after each."""
+    """TTFT by fault ("" for none), failed requests, faults that were not reported in one line, and how long
+    the tier stayed out of use after each."""
 
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Windows:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     figures: list[Figure] = []
     for name in size.tiers:
         missing, made = TIERS[name]
@@ -91,11 +91,11 @@ class _Row:
         self._seeds = itertools.count(1000 * trial.seed)
 
     async def run(self) -> None:
-        """All of them in turn. Raises NotProven."""
+        """Run all faults in turn. Raise NotProven."""
         await self._window("warm")
         for fault in self._tier.faults:
             earlier = await self._window("")
-            # A loaded machine may have missed its own deadline.
+            # On a loaded machine the tier may have missed its deadline without a fault.
             await self._used_again()
             lines = await self._under(fault, earlier)
             if fault.lost:
@@ -111,7 +111,7 @@ class _Row:
             )
 
     def figures(self) -> list[Figure]:
-        """What came of it."""
+        """The figures of this tier."""
         found, name = self._found, self._tier.name
         usual = quantile(found.ttft_s[""], 0.99) * 1e3
         counts = {each or "nothing wrong": len(times) for each, times in found.ttft_s.items()}
@@ -173,7 +173,7 @@ class _Row:
         if struck is not None:
             if not struck.done():
                 struck.cancel()
-                raise NotProven(f"{self._tier.name} {name}: it was in trouble before, for too long")
+                raise NotProven(f"{self._tier.name} {name}: the tier failed before the fault, for too long")
             await struck
             for text, each in well[-size.checked :]:
                 await self._compare(text, each, salt="for comparison")
@@ -184,28 +184,28 @@ class _Row:
         self._found.wrong += not right.same(await self._stage.one(text, TOKENS, salt=salt))
 
     async def _read_back(self, earlier: Earlier) -> None:
-        """Prompts from before the fault have the same tokens and hit the tier. Raise NotProven."""
+        """Send prompts from before the fault: they get the same tokens and hit the tier. Raise NotProven."""
         before = await self._metric("loaded_blocks_total")
         for number, (text, right) in enumerate(earlier, 1):
             await self._until("up", True)
             await self._compare(text, right)
-            # Reported with a later step.
+            # The engine reports hits with a later step.
             await self._stage.clock.sleep(REPORT_S)
             if number >= self._size.checked and await self._metric("loaded_blocks_total") > before:
                 return
-        raise NotProven(f"{self._tier.name} gives back nothing of what it held")
+        raise NotProven(f"{self._tier.name} returns none of its blocks")
 
     async def _computed_again(self, earlier: Earlier) -> None:
-        """Prompts from before the fault have the same tokens and miss the tier. Raise NotProven."""
+        """Send prompts from before the fault: they get the same tokens and miss the tier. Raise NotProven."""
         before = await self._metric("loaded_blocks_total")
         for text, right in itertools.islice(earlier, self._size.checked):
             await self._compare(text, right)
         await self._stored()
         if await self._metric("loaded_blocks_total") > before:
-            raise NotProven(f"{self._tier.name} has kept what it was to lose")
+            raise NotProven(f"{self._tier.name} still has blocks that the fault should remove")
 
     async def _stored(self) -> None:
-        """New prompts are written to the tier. Raise TimeoutError."""
+        """Wait until prompts are written to the tier. Raise TimeoutError."""
         before = await self._metric("stored_blocks_total")
 
         async def written() -> bool:
@@ -218,8 +218,8 @@ class _Row:
     # -- the fault ---------------------------------------------------------------------------------
 
     async def _under(self, fault: Fault, earlier: Earlier) -> list[str]:
-        """Send requests before the fault begins and while it lasts, until the tier is used again after it.
-        Return the worker's log lines about the tier. Raise NotProven."""
+        """Send requests before the fault begins and until the tier is used again. Return the worker's log
+        lines about the tier. Raise NotProven."""
         begun, said = False, 0
 
         async def strike() -> None:
@@ -244,7 +244,7 @@ class _Row:
         return lines
 
     async def _warnings(self) -> list[str]:
-        """Log lines that say that the tier is not used."""
+        """The log lines that report the tier as not used."""
         text = await asyncio.to_thread(self._stage.worker("both").child.log.read_text)
         return [line for line in text.splitlines() if self._tier.called in line and UNUSED in line]
 
@@ -253,7 +253,8 @@ class _Row:
         return gateway.metric(text, f"kvasir_worker_tier_{name}", tier=self._tier.label)
 
     async def _until(self, name: str, value: bool) -> None:
-        """Wait for a value of a metric of the tier; a loaded machine may have missed its own deadline."""
+        """Wait for a value of a metric of the tier. On a loaded machine the tier may have missed its deadline
+        without a fault."""
 
         async def so() -> bool:
             return bool(await self._metric(name)) == value
@@ -261,7 +262,7 @@ class _Row:
         await gateway.until(so, BACK_S, f"{name} is {value:d}", self._stage.clock, 0.05)
 
     async def _skipped(self, fault: Fault) -> None:
-        """Raise NotProven unless the gateway's metrics say that the tier is not used."""
+        """Raise NotProven unless the gateway's metrics report the tier as not used."""
 
         async def reported() -> bool:
             return bool(await self._metric("trouble")) and bool(await self._metric("up")) == fault.read
@@ -269,11 +270,11 @@ class _Row:
         try:
             await gateway.until(reported, NOTICED_S, "trouble is told", self._stage.clock, 0.05)
         except TimeoutError as error:
-            raise NotProven(f"{self._tier.name} {fault.name}: it is used all the same") from error
+            raise NotProven(f"{self._tier.name} {fault.name}: the tier is still used") from error
 
     async def _used_again(self) -> float:
-        """Seconds until the gateway's metrics say that the tier is used. An engine reports it only when it
-        runs steps."""
+        """Return the seconds until the gateway's metrics report the tier as used. An engine reports only when
+        it runs steps."""
         turns = itertools.count()
 
         async def reported() -> bool:

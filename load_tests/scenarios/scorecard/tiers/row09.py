@@ -1,8 +1,8 @@
 """Corrupt blobs in a tier: garbage, a flipped bit, truncation, an old version, another model's, another
 tenant's. Real vLLM, disk and a real Redis.
 
-A worker computes prompts and exits. Then every blob of each prompt is corrupted in one of its tiers and
-deleted from the other, and a second worker with the same tiers serves the same prompts.
+A worker computes prompts and exits. Every blob of each prompt is then corrupted in one of its tiers and
+deleted from the other. A second worker with the same tiers serves the same prompts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS = 12
 WAIT_S = 20.0
 UNTOUCHED = "untouched"
 Tamper = Callable[[bytes, bytes, Random], bytes]
-"""Build the corrupt blob from a blob, one of another tenant and randomness."""
+"""Builds a corrupt blob from a blob, a blob of another tenant, and a random generator."""
 
 
 def _flipped(blob: bytes, _other: bytes, rng: Random) -> bytes:
@@ -79,7 +79,7 @@ class Case:
 
 
 class Stores:
-    """The disk's folder and the Redis, accessed directly."""
+    """Direct access to the disk's folder and to Redis."""
 
     def __init__(self, folder: Path, server: RedisServer) -> None:
         self._folder = folder
@@ -95,7 +95,8 @@ class Stores:
         return {key.decode() for key in found}
 
     def tamper(self, case: Case, other: bytes, rng: Random) -> int:
-        """Corrupt a prompt's blobs in its tier and delete those in the other tier; return how many differ."""
+        """Corrupt a prompt's blobs in its tier and delete those in the other tier; return how many blobs
+        changed."""
         changed = 0
         for name in sorted(case.files | case.keys):
             on_disk = name in case.files
@@ -112,7 +113,7 @@ class Stores:
         return changed
 
     def read(self, name: str, on_disk: bool) -> bytes:
-        """One blob."""
+        """Read one blob."""
         if on_disk:
             return Path(name).read_bytes()
         found: Any = self._redis.get(name)
@@ -130,7 +131,7 @@ class Stores:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     if (reason := missing("redis-server")) is not None:
         raise NotProven(reason)
     disk = trial.folder / "disk"
@@ -138,7 +139,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     with RedisServer(trial.folder) as server:
         tiers = TiersSpec(
             cpu=CpuTierSpec(bytes=64 << 20),
-            # The trial is about the blobs, and not about whether a loaded machine keeps the deadline.
+            # The trial tests the blobs, not whether a loaded machine meets the deadline.
             disk=DiskTierSpec(path=str(disk), lookup_timeout_s=1.0, timeout_s=10.0),
             redis=RedisTierSpec(url=server.url, lookup_timeout_s=1.0, timeout_s=10.0),
         )
@@ -157,7 +158,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
 
 
 async def _written(trial: Trial, size: Size, tiers: TiersSpec, stores: Stores) -> tuple[list[Case], bytes]:
-    """Prompts that are in both tiers, and a blob of another tenant's."""
+    """Return prompts that are in both tiers, and a blob of another tenant."""
     folder = trial.folder / "writer"
     folder.mkdir()
     ways = [(how, where) for how in TAMPERS for where in MEDIA] * size.rounds
@@ -179,7 +180,7 @@ async def _written(trial: Trial, size: Size, tiers: TiersSpec, stores: Stores) -
 async def _kept(
     stage: Stage, stores: Stores, before: tuple[set[str], set[str]], blocks: int
 ) -> tuple[set[str], set[str]]:
-    """The new blobs of both tiers, once there are at least that many in each."""
+    """Return the new blobs of both tiers, once there are at least that many in each."""
     found: tuple[set[str], set[str]] = (set(), set())
 
     async def written() -> bool:
@@ -229,8 +230,8 @@ async def _read(
 
 
 async def _taken_over(stage: Stage, stores: Stores) -> None:
-    """Wait until the worker has found all files that it did not delete: before that they are misses of
-    another kind."""
+    """Wait until the worker has found all files that were not deleted: until then they count as ordinary
+    misses."""
 
     async def all_found() -> bool:
         (load,) = await stage.loads("both")
@@ -241,7 +242,7 @@ async def _taken_over(stage: Stage, stores: Stores) -> None:
 
 
 async def _uncounted(stage: Stage, where: str, prompts: int) -> int:
-    """How many fewer corrupt blocks than prompts a tier has counted; a disk finds many when it starts."""
+    """Prompts minus the corrupt blocks that a tier has counted. A disk detects many when it starts."""
     counted = 0
 
     async def in_all() -> bool:
@@ -250,7 +251,7 @@ async def _uncounted(stage: Stage, where: str, prompts: int) -> int:
         counted = sum(tier["corrupt_blocks"] for tier in load["tiers"] if tier["medium"] == MEDIA[where])
         return counted >= prompts
 
-    # Reported with a later step or heartbeat.
+    # The engine reports these with a later step or heartbeat.
     with contextlib.suppress(TimeoutError):
         await gateway.until(in_all, WAIT_S, "corrupt blocks are counted", stage.clock, 0.05)
     return max(0, prompts - counted)

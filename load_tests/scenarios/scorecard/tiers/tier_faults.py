@@ -1,4 +1,4 @@
-"""Tiers of a worker and their faults, each with proof that it happened."""
+"""KV tiers of a worker and their faults, each with a proof that it happened."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from load_tests.scenarios.scorecard.common import NotProven, Trial
 
 SLOW_S = 0.1
 MEMORY = CpuTierSpec(bytes=16 << 20)
-"""So small that what was stored before a fault is in the tier alone."""
+"""Small enough that blocks stored before a fault are in the tier alone."""
 DISK_BYTES = 512 << 20
 Act = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`begin` and `end` raise if the fault did not happen. During the fault the tier is still `read`, or not;
-    afterwards it has `lost` its contents, or not. `remedy` is the advice in the worker's log."""
+    """`begin` and `end` raise if the fault did not happen. `read`: the tier is still read during the fault.
+    `lost`: its contents are lost afterwards. `remedy` is the advice in the worker's log."""
 
     name: str
     begin: Act
@@ -38,7 +38,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A tier under test: `label` is its label in metrics, `called` its name in the log."""
+    """A tier under test. `label` is its label in metrics, `called` its name in the log."""
 
     name: str
     label: str
@@ -49,14 +49,14 @@ class Tier:
 
 @asynccontextmanager
 async def redis(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
-    """A server, with faults of the server or of the connection."""
+    """A Redis server, with faults of the server or of the connection."""
     with RedisServer(trial.folder) as server:
         async with TcpProxy(server.address, clock=trial.clock, rng=trial.rng()) as proxy:
             delayed = 0
 
             async def kill() -> None:
                 if await asyncio.to_thread(server.ask, "DBSIZE") == ":0":
-                    raise NotProven("there is nothing to lose")
+                    raise NotProven("there are no blocks to lose")
                 await asyncio.to_thread(server.kill)
                 proxy.reset()
 
@@ -92,8 +92,8 @@ async def redis(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
 
 @asynccontextmanager
 async def disk(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
-    """A filesystem that is smaller than the tier's bound. Lookups are answered from memory, so their deadline
-    does not matter."""
+    """A filesystem smaller than the tier's bound. Look-ups are answered from memory, so their deadline does
+    not matter."""
     path = trial.folder / "disk"
     path.mkdir()
     with SmallDisk(path, DISK_BYTES) as small:
@@ -119,4 +119,4 @@ def _missing_redis() -> str | None:
 
 
 TIERS = {"Redis": (_missing_redis, redis), "disk": (small_disk.available, disk)}
-"""What is missing on this machine, and how to install it."""
+"""Return what is missing on this machine and how to install it."""

@@ -1,4 +1,4 @@
-"""The connector with memory that flips one bit between the arrival of KV and its checksum.
+"""A connector whose memory flips one bit between the arrival of KV and its checksum.
 
 It flips one bit each time the file named in FLIP_FILE is created, and deletes the file as proof.
 """
@@ -17,7 +17,7 @@ from load_tests.scenarios.scorecard.workers.flipping_worker import FLIP_FILE
 
 __all__ = ["KvasirConnector"]
 
-# The last byte of a little-endian float32: its bit changes the number by many orders of magnitude.
+# The last byte of a little-endian float32: its bit changes the value by many orders of magnitude.
 BYTE, BIT = 3, 0x40
 
 

@@ -39,7 +39,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     outcomes: list[Outcome] = []
     hit: list[Outcome] = []
     layout = Layout({"prefill": size.prefill, "decode": size.decode})
@@ -57,7 +57,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
             await fleet.all_ready()
         moved = await migrations(fleet)
     if moved < len(hit):
-        raise NotProven(f"{len(hit)} streams lost their worker, and only {moved:g} went on elsewhere")
+        raise NotProven(f"{len(hit)} streams lost their worker, and only {moved:g} failed over")
     exact = tally(outcomes)
     real: list[Figure] = []
     if size.real:
@@ -99,4 +99,4 @@ async def _kill(
         if struck:
             await victim.running.kill()
             return victim, await finished(streams), [stream.outcome for stream in struck]
-    raise NotProven("no stream was under way when a worker was to be killed")
+    raise NotProven("no stream was running when a worker was to be killed")

@@ -60,7 +60,7 @@ STATES: dict[str, Callable[[dict[str, Any], list[Stream]], bool]] = {
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     outcomes: list[Outcome] = []
     rests: list[float] = []
     deployment = split(

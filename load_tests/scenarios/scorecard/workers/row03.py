@@ -1,4 +1,5 @@
-"""Faults of a KV transfer: its sender stops, also in mid-transfer, is killed, or a bit is flipped. Real vLLM.
+"""Faults of a KV transfer: its sender is stopped, also in mid-transfer, or killed, or a bit is flipped. Real
+vLLM.
 
 The decode worker is stopped until the hand-off has arrived, so that the fault exists before, or just after,
 it begins to pull.
@@ -32,7 +33,7 @@ PROMISE = "detected, recomputed"
 DEADLINE_S = 1.0
 """Deadline of a pull."""
 LIVENESS_TIMEOUT_S = 8.0
-"""Longer than any worker is stopped: the trial is about the pull, and not about ejection by the router."""
+"""Longer than any worker is stopped, so that the trial tests the pull and not ejection by the router."""
 TOKENS = 16
 WAIT_S = 5.0
 SETTLED_S = 1.5
@@ -44,7 +45,7 @@ Kind = Literal["nixl", "nccl"]
 @dataclass(frozen=True, slots=True)
 class Size:
     """`rounds` of each fault with each adapter, with prompts of `words` words; the kill comes once, at the
-    end. A sender that is stopped in mid-transfer is stopped up to `within_s` after the receiver continued."""
+    end. In mid-transfer, the sender is stopped at most `within_s` after the receiver continued."""
 
     kinds: tuple[Kind, ...] = ("nixl", "nccl")
     rounds: int = 4
@@ -55,7 +56,7 @@ class Size:
 @dataclass(slots=True)
 class Outcome:
     """Results of one adapter: by fault, the number of trials and of failed pulls; wrong streams; the added
-    TTFT; and the fault after which the sender was gone."""
+    TTFT; and the fault after which the sender had exited."""
 
     tried: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Outcome:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     figures = []
     for kind in size.kinds:
         folder = trial.folder / kind
@@ -98,7 +99,7 @@ def _figures(kind: Kind, outcome: Outcome) -> list[Figure]:
 
 
 async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcome:
-    """Every fault in turn."""
+    """Run every fault in turn."""
     faults = ["none", "flipped bit"] * size.rounds
     faults += ["stopped", "stopped in mid-transfer"] * size.rounds + ["killed"]
     texts = real_engines.prompts(trial.seed, len(faults), size.words)
@@ -107,7 +108,7 @@ async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcom
         transfer=TransferSpec(kind=kind, timeout_s=DEADLINE_S),
         worker=WorkerSpec(liveness_timeout_s=LIVENESS_TIMEOUT_S),
     )
-    # With shared memory the sender need not run to be read from.
+    # With shared memory, a receiver can read while the sender is stopped.
     env = {"UCX_TLS": "tcp,self", FLIP_FILE: str(flag)}
     outcome = Outcome()
     async with real_engines.stage(
@@ -136,8 +137,8 @@ async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcom
 
 
 async def _struck(stage: Stage, text: str, fault: str, flag: Path, delay_s: float) -> tuple[Heard, float]:
-    """One stream with a fault at its hand-off, and the seconds from when the receiver could begin to pull to
-    its first token."""
+    """Run one stream with a fault at its hand-off. Return the seconds from when the receiver could begin to
+    pull to its first token."""
     sender, receiver = stage.worker("prefill"), stage.worker("decode")
     async with _still(stage, receiver):
         heard, ended = stage.begin([{"prompt": text, "max_tokens": TOKENS}])
@@ -188,14 +189,14 @@ async def _signal(stage: Stage, process: LabProcess, number: signal.Signals, sta
             os.kill(pid, number)
 
     async def all_are() -> bool:
-        # A process that has exited and was not waited for counts as stopped.
+        # A zombie process counts as stopped.
         return all(proc_state(pid) in ("", "Z", *states) for pid in family)
 
     await gateway.until(all_are, WAIT_S, f"{process.name} is in one of {states}", stage.clock, 0.001)
 
 
 async def _sender_lives(stage: Stage) -> bool:
-    """Whether the prefill worker recovers. It detects the fault when it sends to a reader that no longer
+    """Whether the prefill worker recovers. It detects the fault when it sends to a receiver that no longer
     waits."""
 
     async def gone() -> bool:

@@ -1,4 +1,4 @@
-"""SIGSTOP of one worker in eight: its connections stay open and silent; it is ejected all the same."""
+"""SIGSTOP of one worker in eight: its connections stay open and silent, and it is ejected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HURT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Load for `before_s`, then a worker is stopped for `frozen_s`."""
+    """Apply load for `before_s`, then stop a worker for `frozen_s`."""
 
     decode: int = 8
     prefill: int = 2
@@ -36,7 +36,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     layout = Layout({"prefill": size.prefill, "decode": size.decode})
     async with exercise(trial, split(), layout) as fleet:
         load = OpenLoop(
@@ -60,8 +60,8 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         async def out() -> bool:
             return not usable(await seen(fleet.address, victim))
 
-        out_s = await until(out, 30.0, f"{victim.name} is left alone", trial.clock)
-        trial.say(f"left alone after {out_s:.2f} s")
+        out_s = await until(out, 30.0, f"{victim.name} gets no requests", trial.clock)
+        trial.say(f"without requests after {out_s:.2f} s")
         await trial.clock.sleep(max(0.0, size.frozen_s - out_s))
         if victim.running.proof().state != "T":
             raise NotProven(f"{victim.name} was not stopped all the time: {victim.running.proof()}")
@@ -80,7 +80,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
             "until the last request was sent that waited for the frozen worker",
             max(hurt, default=0.0), "s", "lower", 2.0,
             f"{len(hurt)} requests sent after the freeze, and {len(sent) - len(hurt)} before, "
-            f"stood still for more than {HURT_S:g} s",
+            f"stalled for more than {HURT_S:g} s",
         ),
         Figure("p99 of the longest gap", tally(outcomes).gap_p99_s, "s", "lower"),
         exactness(outcomes),

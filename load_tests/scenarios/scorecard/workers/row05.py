@@ -37,7 +37,7 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     missing = netns.available()
     place: Literal["namespace", "proxy"] = "namespace" if missing is None else "proxy"
     how = "link of a network namespace down" if missing is None else f"proxy stalled ({missing})"

@@ -39,9 +39,9 @@ class Size:
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
-    """See the module."""
+    """Measure the row."""
     prompt = size.blocks // size.prompts
-    # Blocks of one token make a large index out of prompts that an engine on a small machine can take.
+    # Blocks of one token make a large index from prompts that an engine on a small machine can compute.
     spec = engine(
         block_size=1,
         kv_cache_bytes=(size.blocks + 65_536) * 2048,
@@ -68,7 +68,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         lost = await finished(theirs)
         cut = sum(outcome.error in CUT for outcome in lost)
         if not cut:
-            raise NotProven("no stream was under way on the router when it was killed")
+            raise NotProven("no stream was running on the router when it was killed")
         began = trial.clock.now()
         fresh = await fleet.add_router()
         listening_s = trial.clock.now() - began
