@@ -89,7 +89,7 @@ def _await_ready(process: subprocess.Popen[str]) -> str:
             print(f"  {event.get('event')} {event.get('step', '')} {event.get('text', '')}", flush=True)
             if event.get("event") == "ready":
                 return str(event["text"])
-    raise RuntimeError("make up ended without getting ready:\n" + "".join(seen[-40:]))
+    raise RuntimeError("make up exited before it was ready:\n" + "".join(seen[-40:]))
 
 
 def _name(process: psutil.Process) -> str:

@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="do not install Dynamo")
     args = parser.parse_args()
     if not native.IS_NATIVE:
-        sys.exit("the native extension is not built, and its Python twin is not what users get: make install")
+        sys.exit("the native extension is not built; figures of its Python twin do not count: make install")
     million = 100_000 if args.quick else 1_000_000
     peer: list[Figures] | str = "not asked for"
     if not args.no_peer:

@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--parts", help="of shm, tcp, tiers and ttft; by default all")
     args = parser.parse_args()
     if not native.IS_NATIVE:
-        sys.exit("the native extension is not built, and its Python twin is not what users get: make install")
+        sys.exit("the native extension is not built; figures of its Python twin do not count: make install")
     everything = [*PARTS, TTFT]
     parts = everything if args.parts is None else args.parts.split(",")
     if unknown := [part for part in parts if part not in everything]:

@@ -33,8 +33,8 @@ PAIRS = 15
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Milliseconds of one prompt: to its first token, from the end of its prefill to that, for the pull, and
-    CPU of the decode engine."""
+    """Times of one prompt in milliseconds: to its first token, from the end of its prefill to its first
+    token, and of the pull; and CPU of the decode engine."""
 
     ttft: float
     tail: float

@@ -148,7 +148,7 @@ def rows(label: str, outcomes: list[Outcome], target: float | None = None) -> li
     over = sum(max(0, outcome.predicted - outcome.found) for outcome in outcomes)
     note = (
         f"{exact} of {len(outcomes)} requests; {found} of {prompt} prompt tokens found in caches; "
-        f"{over} foreseen and not found, {wrong - over} found and not foreseen; {trusted} decided while EXACT"
+        f"{over} predicted, not found; {wrong - over} found, not predicted; {trusted} decided while EXACT"
     )
     return [
         Row(f"{label}: requests", exact / len(outcomes), "fraction", "higher", target=target, note=note),

@@ -264,7 +264,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} requests, 4 workers, no report")
     parser.add_argument("--no-report", action="store_true", help="print, and write no report")
-    parser.add_argument("--processes", type=int, default=2, help="replays at once (2)")
+    parser.add_argument("--processes", type=int, default=2, help="concurrent replays (2)")
     args = parser.parse_args(argv)
     if not native.IS_NATIVE and not args.quick:
         sys.exit("the native extension is not built: make install")

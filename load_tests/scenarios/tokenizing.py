@@ -186,14 +186,14 @@ def main() -> None:
     tokenizer = ModelTokenizer.from_folder(folder, TokenizerSpec())
     load_s, held = time.process_time() - began, rss_mib() - before
     if not tokenizer.sizes().fast:
-        raise SystemExit("the fast tokenizer was not proven; see the log")
+        raise SystemExit("the fast tokenizer is not equal to the reference; see the log")
     edge, reference = Edge(tokenizer), Edge(ModelTokenizer.from_folder(folder))
     note = f"{MERGED} merged ids, tokenizer.json {vocabulary_hash(folder)}; {TURNS} messages, one for 100 B"
     for _ in range(3):
         edge.names(body(fresh.chat(128 << 10, TURNS)))
     rows = cold_rows(edge, reference, fresh, note) + warm_rows(edge, fresh)
     rows += [
-        Row("load and prove", load_s, "CPU s", "lower", note="once at start; the reference is let go of"),
+        Row("load and prove", load_s, "CPU s", "lower", note="once at start; the reference is released"),
         Row("memory of a tokenizer", held, "MiB", "lower", note="after the proof"),
     ]
     print(write("tokenizing", "make bench-tokenizing", rows).with_suffix(".md").read_text())

@@ -46,7 +46,7 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
             target=100 * KEEP,
             spread=(min(kept), max(kept)),
             seeds=seeds,
-            note="the least of the seeds",
+            note="the minimum of the seeds",
         ),
         Row(
             f"most workers alive, {day}, ours",
@@ -56,8 +56,7 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
             target=MOST,
             spread=_range([each.most for each in mine.values()]),
             seeds=seeds,
-            note="the most of the seeds, with those that start and those that end their work before they "
-            "leave",
+            note="the maximum of the seeds, including starting and draining workers",
         ),
         Row(
             f"starts a day, {day}, ours",
@@ -78,7 +77,7 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
             "lower",
             spread=_range([each.planning_s for each in mine.values()]),
             seeds=seeds,
-            note="every 15 s, with what the simulated fleet takes to be seen",
+            note="every 15 s, including the simulated fleet's observation",
         ),
     ]
     return rows

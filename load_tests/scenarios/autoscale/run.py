@@ -64,8 +64,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rivals", help="separated by commas; " + ",".join(RIVALS))
     parser.add_argument("--quick", action="store_true", help="half an hour, one seed, no report")
     parser.add_argument("--no-report", action="store_true", help="print, and write no report")
-    parser.add_argument("--keep", type=Path, help="a file for what rivals came to, read again the next time")
-    parser.add_argument("--processes", type=int, default=2, help="days played at once (2)")
+    parser.add_argument("--keep", type=Path, help="cache file of the rivals' results")
+    parser.add_argument("--processes", type=int, default=2, help="concurrent simulations (2)")
     args = parser.parse_args(argv)
     if not args.trace.is_file():
         sys.exit(f"{args.trace}: no such file; the trace is in its publisher's repository")
@@ -98,7 +98,7 @@ class Kept:
                 self._found[who, day, seed, length_s] = Outcome(**stored)
 
     def get(self, case: Case, who: str) -> Outcome | None:
-        """Return a stored result."""
+        """Return a stored result, if any."""
         return self._found.get((who, case.day, case.seed, case.length_s))
 
     def add(self, case: Case, who: str, found: Outcome) -> None:

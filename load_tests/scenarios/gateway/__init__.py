@@ -1,1 +1,1 @@
-"""What the whole gateway path costs, beside proxies and peers, in one run."""
+"""Cost of the whole gateway path, compared with proxies and peers in one run."""

@@ -41,7 +41,7 @@ PEERS = ("haproxy", "nginx", "sglang-router", "vllm-router", "dynamo")
 
 
 def configuration(vocabulary: Path, versions: dict[str, str], scale: float, blocks: int) -> tuple[str, str]:
-    """What was measured, as one line of JSON, and the first 12 hexadecimal digits of its SHA-256."""
+    """The measured configuration, as one line of JSON, and the first 12 hexadecimal digits of its SHA-256."""
     said = {
         "spec": spec(Path("model"), Path("run"), apart=False),
         "vocabulary": vocabulary_hash(vocabulary),
@@ -62,7 +62,8 @@ def configuration(vocabulary: Path, versions: dict[str, str], scale: float, bloc
 
 
 def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> list[System]:
-    """All systems that start; why another does not is kept in the samples. Raises ProcessError for ours."""
+    """All systems that start; the reason why another does not is kept in the samples. Raise ProcessError for
+    ours."""
     begin: dict[str, Callable[[], System]] = {
         "haproxy": stand.haproxy,
         "nginx": stand.nginx,
@@ -87,7 +88,7 @@ def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> li
 
 
 def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]:
-    """All rows, and the configuration's hash. Raises ProcessError."""
+    """All rows, and the configuration's hash. Raise ProcessError."""
     vocabulary = large_model()
     samples = Samples()
     scale, blocks = (QUICK_SCALE, QUICK_BLOCKS) if quick else (1.0, BLOCKS)
@@ -128,7 +129,7 @@ def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]
 
 
 def main() -> None:
-    """Measure, write the report and show its table."""
+    """Measure, write the report and print its table."""
     parser = argparse.ArgumentParser(
         prog="load_tests.scenarios.gateway",
         description=__doc__,
@@ -141,7 +142,7 @@ def main() -> None:
     if unknown := [name for name in peers if name not in PEERS]:
         sys.exit(f"no peer is called {', '.join(unknown)}; there are: {', '.join(PEERS)}")
     if not native.IS_NATIVE:
-        sys.exit("the native extension is not built, and its Python twin is not what users get: make install")
+        sys.exit("the native extension is not built; figures of its Python twin do not count: make install")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-") as folder:
         try:

@@ -1,7 +1,7 @@
-"""What the clients of the bench ask: chats of source text of a wanted size, all of them different.
+"""Requests of the gateway bench: chats of source text of a given size, all different.
 
-Each round has texts of its own, and every system is asked the same in it. The `warm` request of a
-conversation is its next turn, after the `128 KiB` one.
+Each round has its own texts, and every system gets the same ones. The `warm` request of a conversation is the
+next turn after its `128 KiB` request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REPLY_CHARS, _NEXT_CHARS = 1000, 200
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Requests of one kind in a round: `count` of about `chars` characters, over so many connections."""
+    """Requests of one kind in a round: `count` of about `chars` characters, over a number of connections."""
 
     name: str
     chars: int
@@ -32,7 +32,7 @@ WARM = Size("128 KiB, warm", 128 << 10, 32, 4)
 
 
 def payload(chat: Chat, tokens: int) -> bytes:
-    """A streamed chat completion of exactly so many tokens."""
+    """A streamed chat completion of exactly that many tokens."""
     return json.dumps(
         {
             "model": MODEL,
@@ -56,7 +56,7 @@ def request(body: bytes, host: str, key: str) -> bytes:
 
 
 class Round:
-    """The bodies of one round, by the names of sizes."""
+    """The bodies of one round, by size name."""
 
     def __init__(self, texts: Texts, scale: float) -> None:
         self.bodies: dict[str, list[bytes]] = {}

@@ -1,12 +1,12 @@
-"""The clients of the bench, in one process of their own: raw sockets and epoll, so that they cost little.
+"""Clients of the gateway bench, in one separate process: raw sockets and epoll, so that they cost little.
 
-They read the CPU time of the process under test themselves, right when a measurement begins and ends. Orders
-come as one JSON object a line, and each is answered by one:
+The process itself reads the CPU time of the process under test when a measurement begins and ends. It reads
+commands as one JSON object per line and answers each with one:
 
-    {"do": "round", "scale": 1.0} makes the bodies of the next round
-    {"do": "requests", "address", "key", "pid", "size"} asks all of a size, in a closed loop
-    {"do": "streams", "address", "key", "pid", "streams", "window_s"} has streams that go on for ever
-    {"do": "ttft", "address", "key", "pid", "count"} asks one at a time
+    {"do": "round", "scale": 1.0} generates the bodies of the next round
+    {"do": "requests", "address", "key", "pid", "size"} sends all requests of a size, in a closed loop
+    {"do": "streams", "address", "key", "pid", "streams", "window_s"} runs streams that do not end
+    {"do": "ttft", "address", "key", "pid", "count"} sends one request at a time
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _PAUSE_S = 0.002
 
 
 class BenchError(Exception):
-    """A system under test did not do what it was asked; the message says what it answered."""
+    """A system under test did not answer as expected; the message has its answer."""
 
 
 class Conversation:
-    """One non-blocking connection: what is still to be sent, and what has come of the answer."""
+    """One non-blocking connection, with the unsent rest of its request and the state of its answer."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -59,13 +59,13 @@ class Conversation:
         self._begun = False
 
     def ask(self, data: bytes) -> bool:
-        """Begin a request; True when all of it was sent."""
+        """Begin a request; return True when all of it is sent."""
         self._unsent = memoryview(data)
         self._tail, self._begun = b"", False
         return self.send()
 
     def send(self) -> bool:
-        """Go on sending; True when nothing is left."""
+        """Continue sending; return True when nothing remains."""
         while self._unsent:
             try:
                 sent = self.sock.send(self._unsent)
@@ -75,7 +75,7 @@ class Conversation:
         return True
 
     def read(self) -> bool:
-        """Take in what has come; True when the answer is complete. Raises BenchError."""
+        """Read available bytes; return True when the answer is complete. Raise BenchError."""
         data = self.sock.recv(1 << 18)
         if not data:
             raise BenchError(f"the connection was closed after {self._tail!r}")
@@ -91,7 +91,7 @@ class Conversation:
 
 
 class Load:
-    """Many conversations at once."""
+    """Many concurrent conversations."""
 
     def __init__(self, address: str, connections: int) -> None:
         self._poll = select.epoll()
@@ -102,15 +102,15 @@ class Load:
             self._poll.register(made.sock.fileno(), select.EPOLLIN)
 
     def begin(self, conversation: Conversation, data: bytes) -> None:
-        """Ask on one of them."""
+        """Send a request on one of them."""
         if not conversation.ask(data):
             self._poll.modify(conversation.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def turn(self, ended: Callable[[Conversation], None]) -> None:
-        """Handle what is ready within a moment. Raises BenchError when nothing comes for long."""
+        """Handle the connections that are ready. Raise BenchError when none is ready for long."""
         ready = self._poll.poll(_PATIENCE_S)
         if not ready:
-            raise BenchError(f"nothing came for {_PATIENCE_S:g} s")
+            raise BenchError(f"nothing was received for {_PATIENCE_S:g} s")
         for fd, what in ready:
             conversation = self.all[fd]
             if what & select.EPOLLOUT and conversation.send():
@@ -119,19 +119,19 @@ class Load:
                 ended(conversation)
 
     def tokens(self) -> tuple[int, int]:
-        """Tokens and events that have come, over all."""
+        """Tokens and events received in total."""
         each = self.all.values()
         return sum(one.tokens for one in each), sum(one.events for one in each)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self._poll.close()
         for conversation in self.all.values():
             conversation.sock.close()
 
 
 class Client:
-    """Obeys the orders of the module."""
+    """Executes the commands of the module."""
 
     def __init__(self) -> None:
         self._texts = Texts()
@@ -139,7 +139,7 @@ class Client:
         self._asked = 0
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Do one thing. Raises BenchError, OSError."""
+        """Execute one command. Raise BenchError or OSError."""
         do = order.pop("do")
         if do == "round":
             self._round = Round(self._texts, order["scale"])
@@ -177,7 +177,7 @@ class Client:
         load = Load(address, streams)
 
         def ended(conversation: Conversation) -> None:
-            raise BenchError("a stream ended that was to go on")
+            raise BenchError("a stream ended that should not end")
 
         try:
             for conversation in load.all.values():
@@ -194,7 +194,7 @@ class Client:
             load.close()
 
     def _ttft(self, address: str, key: str, pid: int, count: int) -> dict[str, Any]:
-        """A client like any other: blocking, and with the kernel's defaults."""
+        """An ordinary client: blocking, with the kernel's defaults."""
         host, _, port = address.rpartition(":")
         times = []
         with socket.create_connection((host, int(port)), timeout=_PATIENCE_S) as sock:
@@ -229,14 +229,14 @@ class Client:
 
 
 class Meter:
-    """CPU of the process under test, this process's, and time, from when it is made."""
+    """CPU of the process under test, CPU of this process, and time, since construction."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._began = (time.perf_counter(), time.process_time(), cpu_s(pid))
 
     def read(self) -> dict[str, Any]:
-        """What has passed since."""
+        """CPU and time since construction."""
         cpu = cpu_s(self._pid)
         wall, own, before = self._began
         return {
@@ -247,7 +247,7 @@ class Meter:
 
 
 def main(lines: Sequence[str] | Any) -> None:
-    """Obey every line."""
+    """Execute every line."""
     client = Client()
     for line in lines:
         try:

@@ -1,10 +1,10 @@
-"""Workers that speak OpenAI's API over HTTP and know one word, for the peers that proxy it.
+"""Workers that serve OpenAI's API over HTTP and generate one constant word, for the peers that proxy it.
 
-They cost as little as Python allows: bytes of events are made once, and one timer serves many streams.
+They use as little CPU as Python allows: event bytes are built once, and one timer serves many streams.
 
     python -m load_tests.scenarios.gateway.http_worker 4
 
-listens on so many ports of this machine, and prints them.
+listens on that many ports of this machine, and prints them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _PAGE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %
 
 
 class Streams:
-    """Everything that is being answered, by tempo."""
+    """All running answers, by pacing."""
 
     def __init__(self) -> None:
         self._short: set[Connection] = set()
@@ -83,7 +83,7 @@ class Streams:
         ]
 
     def add(self, stream: Connection, tokens: int) -> None:
-        """Answer with so many tokens."""
+        """Answer with that many tokens."""
         stream.left = tokens
         if tokens <= SHORT:
             self._short.add(stream)
@@ -94,7 +94,7 @@ class Streams:
         self._tickers[at].start()
 
     def drop(self, stream: Connection) -> None:
-        """Its client has gone."""
+        """Drop the answer of a client that disconnected."""
         self._short.discard(stream)
         for group in self._long:
             group.discard(stream)
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         self.left = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are none of asyncio's, but quack like them.
+        # uvloop's transports do not derive from asyncio's, but have the same methods.
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         return -1 if end < 0 else end + 5
 
     def step(self) -> bool:
-        """Write the next token; False after the last, or when nobody reads."""
+        """Write the next token; return False after the last one or if the client disconnected."""
         if self._transport is None:
             return False
         self.left -= 1

@@ -1,10 +1,11 @@
-"""A process with several of Kvasir's workers: scripted engines behind the real sessions and real gRPC.
+"""A process with several of Kvasir's workers: scripted engines behind real sessions and real gRPC.
 
     python -m load_tests.scenarios.gateway.kvasir_workers kvasir.yaml both 4
 
-serves so many workers of a pool, prints their addresses, and then obeys one JSON object a line: {"groups": n}
-spreads each worker's streams over so many messages a step, {"hold": n} has them report n blocks in all, and
-{"stats": 1} asks for what was sent. Each is answered by a line when it is done.
+serves that many workers of a pool, prints their addresses, and then executes one JSON object per line:
+{"groups": n} spreads each worker's streams over n messages per step, {"hold": n} makes the workers report n
+blocks in total, and {"stats": 1} returns counts of what was sent. Each is answered by one line when it is
+done.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SEED = 1
 
 
 class Workers:
-    """All of the process."""
+    """All workers of the process."""
 
     def __init__(self, deployment: Deployment, pool: str, count: int) -> None:
         model = deployment.model
@@ -45,7 +46,7 @@ class Workers:
         self._following: list[asyncio.Task[str]] = []
 
     async def start(self) -> list[str]:
-        """Listen; returns the addresses."""
+        """Listen; return the addresses."""
         addresses = []
         clock = MonotonicClock()
         for number, engine in enumerate(self._engines):

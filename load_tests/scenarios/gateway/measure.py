@@ -1,4 +1,4 @@
-"""Samples of every system, round by round, so that a drift of the machine touches all of them alike."""
+"""Samples of every system, round by round, so that drift of the machine affects all systems equally."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from load_tests.scenarios.gateway.usage import cpu_s, resident_bytes
 DELTAS_A_MESSAGE = (1, 8, 32, 128)
 STREAMS = 512
 FEWER_STREAMS = {1: 64, 8: 256}
-"""With few deltas a message: of 512 streams, one a message would be 25,600 messages a second, more than a
-worker in Python can send on one core, and eight a message leave no time to a router that shares two."""
+"""Streams where few deltas share a message. With 512 streams, one delta per message would be 25,600 messages
+per second, more than a worker in Python can send on one core; eight per message leave no time to a router
+that shares two cores."""
 TTFT_REQUESTS = 100
 WINDOW_S = 4.0
 _SETTLE_S, _IDLE_CORES = 60.0, 0.1
@@ -25,14 +26,15 @@ Figures = Mapping[str, Any]
 
 
 class Samples:
-    """Figures by system and measurement, and what went wrong."""
+    """Figures by system and measurement, and errors."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], list[Figures]] = defaultdict(list)
         self.wrong: dict[str, str] = {}
 
     def add(self, system: str, what: str, figures: Figures) -> None:
-        """Keep what one measurement gave; a system that failed is left out of the rows it failed in."""
+        """Keep the result of one measurement; a system that failed is omitted from the rows in which it
+        failed."""
         if "error" in figures:
             self.wrong.setdefault(f"{system}, {what}", str(figures["error"]))
             say(f"  {system}: {what}: {figures['error']}")
@@ -40,22 +42,22 @@ class Samples:
         self._found[system, what].append(figures)
 
     def of(self, system: str, what: str) -> Sequence[Figures]:
-        """All rounds."""
+        """Samples of all rounds."""
         return self._found.get((system, what), ())
 
     def cpu(self, system: str, what: str, of: str) -> list[float]:
-        """CPU seconds for each of what was counted, over the rounds."""
+        """CPU seconds per counted item, one per round."""
         return [each["cpu_s"] / each[of] for each in self.of(system, what)]
 
 
 def say(text: str) -> None:
-    """Tell how far the run is."""
+    """Print progress."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def warm_up(client: Child, systems: Sequence[System], samples: Samples, scale: float) -> None:
-    """Short texts first: interpreters and caches settle, and rates are learned."""
+    """Short texts first: interpreters and caches warm up, and rates are learned."""
     client.ask({"do": "round", "scale": scale})
     for system in systems:
         for size in SIZES:
@@ -65,7 +67,7 @@ def warm_up(client: Child, systems: Sequence[System], samples: Samples, scale: f
 
 
 def one_round(client: Child, systems: Sequence[System], samples: Samples, scale: float) -> None:
-    """Everything once of every system, kind by kind, the systems in turn. Raises ProcessError."""
+    """Run every measurement on every system, kind by kind, the systems in turn. Raise ProcessError."""
     client.ask({"do": "round", "scale": scale})
     requested = [system for system in systems if not system.only_chunks]
     for size in (*SIZES, WARM):
@@ -83,7 +85,7 @@ def one_round(client: Child, systems: Sequence[System], samples: Samples, scale:
 
 
 def _chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
-    """Streams that go on. `deltas` a message where the system's workers put several into one."""
+    """Streams that do not end, with `deltas` per message where the system's workers batch several."""
     streams = FEWER_STREAMS.get(deltas, STREAMS)
     before: Figures = {}
     if system.workers is not None:
@@ -99,12 +101,12 @@ def _chunks(client: Child, system: System, deltas: int, scale: float) -> Figures
 
 
 def chunk_name(deltas: int) -> str:
-    """The measurement of streams with so many deltas a message, 0 for those without messages."""
+    """The name of the measurement with that many deltas per message; 0 for systems without messages."""
     return f"chunk, {deltas}" if deltas else "chunk"
 
 
 def fill(system: System, blocks: int) -> tuple[int, int, int]:
-    """Have the router index so many blocks: how many there were in the end, and its resident bytes before and
+    """Make the router index that many blocks; return how many it has, and its resident bytes before and
     after."""
     if system.workers is None:
         raise ProcessError("only Kvasir's workers report blocks")
@@ -116,7 +118,7 @@ def fill(system: System, blocks: int) -> tuple[int, int, int]:
 
 
 def _settle(system: System) -> None:
-    """Wait until it does next to nothing: what it does at its start and with new blocks is done."""
+    """Wait until the process is nearly idle: work of its start and of new blocks is done."""
     deadline = time.monotonic() + _SETTLE_S
     busy = True
     while busy and time.monotonic() < deadline:

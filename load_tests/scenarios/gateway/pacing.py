@@ -1,7 +1,7 @@
-"""The tempo at which every worker of the bench answers, whatever it speaks.
+"""The pacing of answers of all workers of the bench, whatever their protocol.
 
-What a gateway costs depends on how its work is bunched, so all of them are given the same: a request for one
-token is answered at once, short answers come in steps, and long ones at the tempo of a stream.
+A gateway's cost depends on how its work is batched, so all systems get the same pacing: a request for one
+token is answered at once, short answers come in short steps, and long ones at a stream's rate.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import asyncio
 from collections.abc import Callable
 
 AT_ONCE = 1
-"""Answers of so many tokens have no tempo: for times to the first token."""
+"""Answers of up to this many tokens are not paced: for TTFT."""
 SHORT = 8
-"""Answers of up to so many tokens come one token a short step."""
+"""Answers of up to this many tokens come one token per short step."""
 SHORT_STEP_S = 0.005
 TOKENS_PER_S = 50.0
-"""Longer answers, for each stream."""
+"""Pacing of longer answers, for each stream."""
 TOKEN = " the"
-"""What every token reads, so that clients can count them. Nothing else in an answer contains it."""
+"""The text of every token, so that clients can count tokens. Nothing else in an answer contains it."""
 
 
 class Ticker:
-    """Calls `tick` every `period_s`, from `phase_s` on, while it returns True. A late tick delays those after
-    it: nothing comes in bursts that no engine would make."""
+    """Calls `tick` every `period_s`, starting at `phase_s`, while it returns True. A late tick delays those
+    after it, so that ticks do not come in bursts that no engine would produce."""
 
     def __init__(self, tick: Callable[[], bool], period_s: float, phase_s: float = 0.0) -> None:
         self._tick = tick
@@ -31,7 +31,7 @@ class Ticker:
         self._due_s: float | None = None
 
     def start(self) -> None:
-        """Begin, unless it runs."""
+        """Start the timer unless it runs."""
         if self._due_s is None:
             loop = asyncio.get_running_loop()
             self._due_s = loop.time() + self._period_s + self._phase_s

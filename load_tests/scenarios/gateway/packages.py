@@ -1,6 +1,6 @@
-"""Peers from PyPI, each in a virtual environment of its own that outlives the run.
+"""Peers from PyPI, each in its own virtual environment, which is kept after the run.
 
-They are kept in the folder that KVASIR_BENCH_CACHE names, by default in the user's cache.
+Environments are in the folder KVASIR_BENCH_CACHE, by default in the user's cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DYNAMO = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What pip is asked for: `alone` without dependencies, then `more` with them."""
+    """Arguments for pip: `alone` is installed without dependencies, then `more` with them."""
 
     alone: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Wanted:
 WANTED = {
     "sglang-router": Wanted(more=("sglang-router==0.3.2",)),
     "vllm-router": Wanted(more=("vllm-router==0.1.17",)),
-    # Without its dependencies, since what only its planner needs is not to be had everywhere.
+    # Without dependencies, because a package that only its planner uses cannot be installed everywhere.
     "ai-dynamo": Wanted(alone=("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1"), more=_DYNAMO),
 }
 
@@ -60,14 +60,14 @@ class Package:
 
 
 class Packages:
-    """Installs what is not there yet."""
+    """Installs the peers that are missing."""
 
     def __init__(self, folder: Path | None = None) -> None:
         home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "kvasir-bench"
         self._folder = folder or Path(os.environ.get("KVASIR_BENCH_CACHE", home))
 
     def get(self, name: str) -> Package:
-        """The peer of that name. Raises ProcessError with pip's words."""
+        """The peer of that name. Raise ProcessError with pip's output."""
         wanted = WANTED[name]
         folder = self._folder / wanted.version
         python = folder / "bin" / "python"

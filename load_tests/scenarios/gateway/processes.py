@@ -1,4 +1,4 @@
-"""Processes of the bench: started, spoken to in lines of JSON, and ended, whatever state they are in."""
+"""Processes of the bench: started, controlled by lines of JSON, and terminated in any state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GRACE_S = 8.0
 
 
 class ProcessError(Exception):
-    """A process ended, said nothing or said something else than was asked for; the message has its words."""
+    """A process ended, timed out or sent an unexpected line; the message has its output."""
 
 
 class Child:
-    """One process; its words go to a log in `folder`, those on standard output only unless it `talks` there,
-    in lines of JSON."""
+    """One process. Its output goes to a log in `folder`. If it `talks`, standard output is read as lines of
+    JSON instead."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it runs."""
         return self._process.poll() is None
 
     def hear(self, within_s: float) -> dict[str, Any]:
-        """The next object that it says; other lines are passed over. Raises ProcessError."""
+        """Return the next JSON object that it prints, skipping other lines. Raise ProcessError."""
         out = self._process.stdout
         assert out is not None
         deadline = time.monotonic() + within_s
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([out], [], [], left)[0]:
-                raise ProcessError(f"{self.name} said nothing for {within_s:g} s; {self.words()}")
+                raise ProcessError(f"{self.name} printed nothing for {within_s:g} s; {self.words()}")
             line = out.readline()
             if not line:
                 raise ProcessError(f"{self.name} ended; {self.words()}")
@@ -76,7 +76,7 @@ class Child:
                     return said
 
     def ask(self, order: Mapping[str, Any], within_s: float = 120.0) -> dict[str, Any]:
-        """Say something and hear the answer. Raises ProcessError."""
+        """Send a command and return the answer. Raise ProcessError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -91,7 +91,7 @@ class Child:
         return " | ".join(lines[-4:])[-600:]
 
     def stop(self) -> None:
-        """End it with all that it started."""
+        """Terminate it with its descendants."""
         pids = tree(self.pid)[1:]
         self._process.terminate()
         try:
@@ -108,6 +108,6 @@ class Child:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])

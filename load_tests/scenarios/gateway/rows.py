@@ -1,4 +1,4 @@
-"""From samples to the rows of the report."""
+"""Computes the rows of the report from samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from load_tests.scenarios.gateway.pacing import TOKENS_PER_S
 
 KVASIR = "kvasir"
 ROUTERS = ("sglang-router", "vllm-router", "dynamo")
-"""Peers that choose among workers by what these hold."""
+"""Peers that choose a worker by its cached blocks."""
 _TARGETS = {"100 B": 0.20, "16 KiB": 0.45, "128 KiB": 2.5, "128 KiB, warm": 0.6}
 _CHUNK_TARGETS = {8: 22.0, 32: 12.0, 128: 12.0}
 _TTFT_TARGET_MS = 0.5
@@ -20,13 +20,13 @@ RSS_MB, BLOCK_BYTES = 250.0, 48.0
 
 
 def cheapest(samples: Samples, what: str, of: str) -> tuple[str, float] | None:
-    """The routing peer that costs least in a measurement, by its median."""
+    """The routing peer with the lowest median cost in a measurement."""
     found = [(statistics.median(values), name) for name in ROUTERS if (values := samples.cpu(name, what, of))]
     return (min(found)[1], min(found)[0]) if found else None
 
 
 def request_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
-    """CPU of a request, by the size of its prompt."""
+    """CPU of a request, by prompt size."""
     rows = []
     for size in (*SIZES, WARM):
         for name in systems:
@@ -65,7 +65,7 @@ def request_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
                     "CPU s/1k",
                     "lower",
                     spread=spread,
-                    note="one connection, one token: nothing shares a message, a turn or a wake-up"
+                    note="one connection, one token: no message, loop iteration or wake-up is shared"
                     if own
                     else "",
                 )
@@ -74,7 +74,7 @@ def request_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
 
 
 def chunk_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
-    """CPU of a token that a client got."""
+    """CPU of a token that a client received."""
     rows = []
     best = cheapest(samples, chunk_name(0), "tokens")
     for deltas in DELTAS_A_MESSAGE:
@@ -118,8 +118,7 @@ def _chunk_row(samples: Samples, name: str, deltas: int, best: tuple[str, float]
 
 
 def ttft_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
-    """What a client waits longer for its first token than without anything before the worker; the difference
-    is taken within each round."""
+    """TTFT added to that of a worker without a gateway; the difference is taken within each round."""
     direct = samples.of("direct", "ttft")
     added = {}
     for name in systems:
@@ -151,7 +150,7 @@ def ttft_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
 
 
 def rss_rows(held: int, resident: tuple[int, int, int], tree_mb: float, note: str) -> list[Row]:
-    """Memory of the router process: before any block was reported, after all were, and after the run."""
+    """Memory of the router process: before any block is reported, after all are, and after the run."""
     before, filled, after = resident
     return [
         Row(

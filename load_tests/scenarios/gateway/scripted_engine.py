@@ -1,8 +1,7 @@
-"""An engine that computes nothing and answers in the bench's tempo, so that the router is what is measured.
+"""An engine that computes nothing and answers at the bench's pacing, so that only the router is measured.
 
-It keeps the engine's contract in full, and tells routers what its prefix cache would hold: each prompt's
-blocks are reported once, on the step of its first token, and later prompts are told how many of theirs are
-cached.
+It implements the engine port in full and reports what its prefix cache would hold: each prompt's blocks are
+reported once, with the step of its first token, and later prompts get the number of their cached tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PREFILL_S = 0.001
 
 
 class ScriptedCache:
-    """`kvasir.ports.engine.KvSource` of a cache that evicts nothing."""
+    """`kvasir.ports.engine.KvSource` of a cache without eviction."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -54,7 +53,7 @@ class ScriptedCache:
 
     @property
     def waiting_bytes(self) -> int:
-        """What is not handed over yet."""
+        """Bytes of the log that were not delivered yet."""
         return len(self._log)
 
     def begin(self, epoch: int) -> None:
@@ -74,16 +73,16 @@ class ScriptedCache:
                 self._sink(KvBatch(self._epoch, self._sequence, log))
 
     async def snapshot(self) -> AsyncGenerator[KvSnapshotPart, None]:
-        """See KvSource. It is only ever asked before anything is held."""
+        """See KvSource. Called only while the cache is empty."""
         yield KvSnapshotPart(self._epoch, self._sequence, b"", last=True)
 
     def report(self, parent: int, names: array[int]) -> None:
-        """These blocks follow `parent`, 0 for none."""
+        """Record that these blocks follow `parent`, 0 for none."""
         self._log += _RECORD.pack(KvEventKind.STORED, Medium.DEVICE, 0, len(names), parent)
         self._log += names.tobytes()
 
     def cached(self, names: array[int]) -> int:
-        """How many of the first of these blocks are held; all are from here on, and reported."""
+        """Return how many leading blocks are cached; afterwards all are cached and reported."""
         held = next((at for at, name in enumerate(names) if name not in self._held), len(names))
         if held < len(names):
             self.report(names[held - 1] if held else 0, names[held:])
@@ -111,8 +110,8 @@ class _Group:
 
 
 class ScriptedEngine:
-    """`kvasir.ports.engine.Engine`. Its long streams are spread over groups, each of which steps by itself:
-    its tokens are one message. `messages` and `deltas` count what was sent."""
+    """`kvasir.ports.engine.Engine`. Long streams are spread over groups that step independently; the tokens
+    of a group are one message. `messages` and `deltas` count what was sent."""
 
     def __init__(self, model: str, pool: str, role: Role, tokenizer_digest: str, max_model_len: int) -> None:
         self.messages = 0
@@ -204,12 +203,12 @@ class ScriptedEngine:
         self._sink = None
 
     def regroup(self, groups: int) -> None:
-        """Spread the long streams that come from here on over so many groups."""
+        """Spread subsequent long streams over that many groups."""
         period_s = 1 / TOKENS_PER_S
         self._long = [self._group(period_s, at / groups * period_s) for at in range(groups)]
 
     async def hold(self, blocks: Iterator[tuple[int, array[int]]]) -> int:
-        """Report chains of (parent, names), as fast as a router takes them; returns how many blocks."""
+        """Report chains of (parent, names) at the rate that a router accepts; return the number of blocks."""
         count = 0
         for parent, names in blocks:
             self.cache.report(parent, names)

@@ -1,4 +1,4 @@
-"""The systems under test: how each of them is started, and what stands behind it."""
+"""The systems under test: how each is started, and which workers are behind it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MODULE = "load_tests.scenarios.gateway"
 
 @dataclass(slots=True)
 class System:
-    """A running system: `process` is measured, with its descendants. `workers` takes orders about the workers
-    behind it, if there are any. With `only_chunks` it is measured while it streams, and not by requests."""
+    """A running system. `process` is measured, with its descendants. `workers` accepts commands for the
+    workers behind it, if any. With `only_chunks` only streaming is measured, not requests."""
 
     name: str
     address: str
@@ -38,14 +38,14 @@ class System:
     only_chunks: bool = False
 
     def order(self, do: str, **details: object) -> dict[str, object]:
-        """An order to the client about this system."""
+        """A command to the client about this system."""
         to = {"address": self.address, "key": self.key, "pid": self.process.pid}
         return {"do": do, **to, **details}
 
 
 def spec(source: Path, folder: Path, *, apart: bool) -> dict[str, Any]:
-    """Kvasir's deployment: everything on that `make up` has on, and API keys with a tenant's limits. `apart`
-    computes prompts and outputs on workers of their own."""
+    """Kvasir's deployment: all features that `make up` enables, and API keys with a tenant's limits. `apart`
+    computes prompts and outputs on separate workers."""
     engine = {"kind": "sim", "block_size": 16, "max_num_seqs": 1024, "kv_cache_bytes": 1 << 40}
     pools = [{"name": "both", "role": "both", "replicas": WORKERS, "engine": engine}]
     if apart:
@@ -68,7 +68,7 @@ def spec(source: Path, folder: Path, *, apart: bool) -> dict[str, Any]:
 
 
 class Stand:
-    """Starts systems; what it started ends with it. Use as a context manager."""
+    """Starts systems, and stops them when the context ends."""
 
     def __init__(self, folder: Path, source: Path, packages: Packages) -> None:
         self._folder = folder
@@ -92,11 +92,11 @@ class Stand:
         return child
 
     def client(self) -> Child:
-        """The load."""
+        """The client process."""
         return self.child("client", [sys.executable, "-m", f"{_MODULE}.client"])
 
     def direct(self) -> System:
-        """The HTTP workers with nothing before them."""
+        """The HTTP workers without a gateway."""
         child, addresses = self._http_workers()
         return System("direct", addresses[0], child, "")
 
@@ -124,7 +124,7 @@ class Stand:
         return System(name, address, router, "", key, None if apart else workers, only_chunks=not fast_path)
 
     def haproxy(self) -> System:
-        """One thread, connections kept on both sides."""
+        """One thread, keep-alive connections on both sides."""
         version = _first_line(["haproxy", "-v"])
         port = free_port()
         servers = "".join(f"    server w{i} {at}\n" for i, at in enumerate(self._addresses()))
@@ -141,7 +141,7 @@ class Stand:
         return self._proxy("haproxy", argv, port, version)
 
     def nginx(self) -> System:
-        """One worker process, connections kept on both sides."""
+        """One worker process, keep-alive connections on both sides."""
         version = _first_line(["nginx", "-v"])
         port = free_port()
         servers = "".join(f"server {at};" for at in self._addresses())
@@ -163,7 +163,7 @@ class Stand:
         return self._proxy("nginx", argv, port, version)
 
     def sglang_router(self) -> System:
-        """Cache aware, as it comes."""
+        """Cache-aware routing with default settings."""
         package = self._packages.get("sglang-router")
         port = free_port()
         argv = [str(package.python), "-m", "sglang_router.launch_router", "--policy", "cache_aware"]
@@ -172,7 +172,7 @@ class Stand:
         return self._proxy("sglang-router", argv, port, package.version)
 
     def vllm_router(self) -> System:
-        """Cache aware, as it comes."""
+        """Cache-aware routing with default settings."""
         package = self._packages.get("vllm-router")
         port = free_port()
         argv = [
@@ -186,7 +186,7 @@ class Stand:
         return self._proxy("vllm-router", argv, port, package.version)
 
     def dynamo(self) -> System:
-        """The frontend in KV mode with its fast tokenizer, foreseeing caches from its own decisions."""
+        """The frontend in KV mode with its fast tokenizer; it predicts caches from its own decisions."""
         package = self._packages.get("ai-dynamo")
         port = free_port()
         env = {
@@ -232,7 +232,7 @@ class Stand:
 
 
 def await_serving(client: Child, system: System) -> None:
-    """Ask until it answers. Raises ProcessError with its last words."""
+    """Send requests until one is answered. Raise ProcessError with the end of its output."""
     deadline = time.monotonic() + _START_S
     while True:
         answer = client.ask(system.order("ttft", count=1))
@@ -240,7 +240,7 @@ def await_serving(client: Child, system: System) -> None:
             return
         if not system.process.alive or time.monotonic() > deadline:
             words = system.process.words()
-            raise ProcessError(f"{system.name} does not serve: {answer['error']} {words}"[:600])
+            raise ProcessError(f"{system.name} does not answer: {answer['error']} {words}"[:600])
         time.sleep(0.3)
 
 

@@ -1,7 +1,7 @@
-"""CPU and memory of a process and all that it started, from /proc.
+"""CPU and memory of a process and its descendants, from /proc.
 
-Requests per second would say what the machine does, with client and worker on the same cores; CPU seconds of
-the process under test say what it costs.
+Requests per second would measure the machine, because client and workers share its cores; CPU seconds of the
+process under test measure its cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PROC = Path("/proc")
 
 
 def tree(pid: int) -> list[int]:
-    """The process and its descendants that live."""
+    """The process and its running descendants."""
     found, waiting = [], [pid]
     while waiting:
         each = waiting.pop()
@@ -29,7 +29,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds, user and system, of all threads of the tree that live, to the nanosecond."""
+    """CPU seconds (user and system) of all running threads of the process tree, in nanosecond resolution."""
     total = 0
     for each in tree(pid):
         with contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def cpu_s(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of one process; 0 when it is gone."""
+    """Resident memory of one process; 0 if it has exited."""
     try:
         pages = int((_PROC / str(pid) / "statm").read_text().split()[1])
     except OSError:
@@ -49,7 +49,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Memory of the tree, what several processes share counted once."""
+    """Proportional memory of the process tree, so that shared pages count once."""
     total = 0
     for each in tree(pid):
         with contextlib.suppress(OSError):

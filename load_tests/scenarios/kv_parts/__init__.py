@@ -1,1 +1,1 @@
-"""What the bench of KV movement consists of: memory, processes, those that move, and engines."""
+"""Parts of the bench of KV movement: memory, processes, contenders, and engines."""

@@ -1,4 +1,4 @@
-"""Our adapters of the transfer port at work: one process offers, another pulls."""
+"""Our adapters of the transfer port: one process offers, another pulls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 
 
 def make(name: str, kind: str, checksum: bool) -> KvTransfer:
-    """An agent on the loopback interface. `kind` is that of TransferSpec."""
+    """An agent on the loopback interface. `kind` as in TransferSpec."""
     parts = 1 if checksum else 0
     if kind == "nccl":
         from kvasir_workers.transfer.nccl.adapter import NcclTransfer
@@ -46,17 +46,17 @@ class _Side:
         return self._transfer
 
     def digest(self, blocks: list[int]) -> str:
-        """Of what lies in these blocks."""
+        """Checksum of these blocks' contents."""
         if self._memory is None:
             raise TransferError("nothing is prepared")
         return self._memory.digest(blocks)
 
 
 class Source(_Side):
-    """Offers."""
+    """The sending side."""
 
     def prepare(self, case: Case, seed: int) -> str:
-        """Have a case's KV; its endpoint."""
+        """Allocate a case's KV; return its endpoint."""
         return self._renew(case, seed)
 
     def offer(self, lease_id: str, blocks: list[int]) -> Offer:
@@ -68,19 +68,19 @@ class Source(_Side):
         deadline = time.monotonic() + PATIENCE_S
         while LeaseEnded(lease_id, "pulled") not in self.transfer.poll():
             if time.monotonic() > deadline:
-                raise TransferError(f"lease {lease_id} does not end")
+                raise TransferError(f"lease {lease_id} does not end in time")
             time.sleep(nap_s)
 
 
 class Sink(_Side):
-    """Pulls."""
+    """The receiving side."""
 
     def prepare(self, case: Case) -> None:
-        """Have room for a case's KV."""
+        """Allocate the target of a case's KV."""
         self._renew(case, None)
 
     def pull(self, offer: Offer, targets: list[int], nap_s: float) -> float:
-        """Seconds from the call of `pull` to the event, polled without rest, or every `nap_s`."""
+        """Return the seconds from `pull` to its event, polled in a busy loop or every `nap_s`."""
         transfer = self.transfer
         began = time.perf_counter()
         transfer.pull(offer.lease_id, offer, 0, targets, PATIENCE_S)

@@ -1,4 +1,4 @@
-"""All that move a case's bytes, behind one shape, so that they can take turns in one run."""
+"""Everything that moves a case's bytes behind one interface, so that contenders run in turn in one run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Contender(Protocol):
     name: str
 
     def prepare(self, case: Case) -> bool:
-        """Be ready for a case; False when it is not for this one."""
+        """Prepare a case; return False if the contender does not support it."""
         ...
 
     def run(self) -> float:
-        """Move it once; seconds."""
+        """Move the case once; return the seconds."""
         ...
 
     def check(self) -> None:
-        """Raises when other bytes arrived than were sent."""
+        """Raise if the received bytes differ from those sent."""
         ...
 
     def cpu_s(self) -> float:
@@ -42,25 +42,25 @@ class Contender(Protocol):
 
 @dataclass(slots=True)
 class Samples:
-    """Of one contender and one case."""
+    """Times of one contender and one case."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
 
     def rates(self, case: Case) -> list[float]:
-        """GB/s of each turn."""
+        """GB/s of each round."""
         return [case.total / GB / seconds for seconds in self.seconds]
 
     def cpu_per_gb(self, case: Case) -> float:
-        """CPU seconds for each GB, over all turns."""
+        """CPU seconds per GB, over all rounds."""
         return self.cpu_s / (len(self.seconds) * case.total / GB)
 
 
 def take_turns(
     contenders: Sequence[Contender], case: Case, rounds: int, say: Callable[[str], None]
 ) -> dict[str, Samples]:
-    """Everybody moves the case once before the clock counts, and is checked; then all in turn, `rounds`
-    times, each round beginning with another."""
+    """Warm up and verify each contender with the case, then run all in turn for `rounds` rounds, each
+    beginning with a different one."""
     ready = [contender for contender in contenders if contender.prepare(case)]
     for contender in ready:
         contender.run()
@@ -93,7 +93,7 @@ class _Pair:
 
 
 class Adapter(_Pair):
-    """An adapter of ours. `nap_s`: between two polls; 0 polls without rest."""
+    """One of our adapters. `nap_s`: interval between two polls; 0 polls in a busy loop."""
 
     def __init__(
         self, name: str, stack: ExitStack, kind: str, *, checksum: bool, nap_s: float, env: dict[str, str]
@@ -116,7 +116,7 @@ class Adapter(_Pair):
         return True
 
     def run(self) -> float:
-        """See Contender. The offer, with its sums, is made before the clock starts."""
+        """See Contender. The offer, with its checksums, is made before the clock starts."""
         self._count += 1
         lease = f"lease-{self._count}"
         offer = self._source.call("offer", lease, self._from)
@@ -131,8 +131,8 @@ class Adapter(_Pair):
 
 
 class BareNixl(_Pair):
-    """NIXL alone. `merged`: a descriptor for each run that our adapter makes of neighbours, else for each
-    piece; that only where there are many."""
+    """NIXL alone. `merged`: one descriptor per run of adjacent blocks, as in our adapter. Otherwise one per
+    piece, and only in cases with many pieces."""
 
     def __init__(self, name: str, stack: ExitStack, *, merged: bool, env: dict[str, str]) -> None:
         where = "load_tests.peers.kv_nixl"
@@ -195,7 +195,7 @@ class RawTcp(_Pair):
 
 
 class Memcpy:
-    """One process and two memories."""
+    """memcpy in one process, between two memories."""
 
     def __init__(self, name: str, stack: ExitStack) -> None:
         self.name = name
@@ -213,7 +213,7 @@ class Memcpy:
         return float(self._process.call("copy", self._runs))
 
     def check(self) -> None:
-        """See Contender. memcpy is trusted."""
+        """See Contender. memcpy is not verified."""
 
     def cpu_s(self) -> float:
         """See Contender."""
@@ -221,8 +221,8 @@ class Memcpy:
 
 
 class TierTurn:
-    """One direction, `store` or `load`, of a tier in the process `tier`. `server`: the process beside it that
-    holds what it keeps."""
+    """One direction, `store` or `load`, of a tier in the process `tier`. `server`: the separate process that
+    stores its blobs, if any."""
 
     def __init__(self, name: str, tier: Remote, direction: str, server: int | None = None) -> None:
         self.name = name
@@ -240,7 +240,7 @@ class TierTurn:
         return float(self._tier.call(self._direction))
 
     def check(self) -> None:
-        """See Contender. What was stored is known to be right once it was loaded."""
+        """See Contender. A store is verified by loading."""
         if self._direction == "load":
             self._tier.call("check")
 

@@ -1,4 +1,4 @@
-"""KV as an engine has it, in the shapes that are measured: how much, in pieces of which size, lying where."""
+"""KV in an engine's memory, in the measured shapes: total size, piece size, and layout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SMALL_LAYERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`total` bytes in pieces of `piece`, one of each block in each of `layers` layers. `scattered`: no two
-    blocks that follow each other in the prompt are neighbours; else all are."""
+    """`total` bytes in pieces of `piece`, one per block in each of `layers` layers. `scattered`: no two
+    consecutive blocks of the prompt are adjacent in memory; otherwise all are."""
 
     total: int
     piece: int
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As rows call it."""
+        """The case's name in row names."""
         if self.layers == LARGE_LAYERS:
             return f"{self.total // MIB} MiB"
         where = "scattered" if self.scattered else "neighbours"
@@ -38,26 +38,26 @@ class Case:
 
     @property
     def small(self) -> bool:
-        """Whether it is about many pieces."""
+        """Whether the case has many pieces."""
         return self.layers != LARGE_LAYERS
 
     @property
     def block_bytes(self) -> int:
-        """A block over all layers."""
+        """Bytes of a block over all layers."""
         return self.piece * self.layers
 
     @property
     def blocks(self) -> int:
-        """How many blocks are moved."""
+        """Number of blocks that are moved."""
         return self.total // self.block_bytes
 
     @property
     def pool(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks in memory."""
         return 2 * self.blocks if self.scattered else self.blocks
 
     def ids(self, seed: int) -> list[int]:
-        """Which blocks, in the prompt's order."""
+        """Block ids in the prompt's order."""
         if not self.scattered:
             return list(range(self.blocks))
         found = list(range(0, self.pool, 2))
@@ -66,11 +66,11 @@ class Case:
 
 
 Run = tuple[int, int, int]
-"""Source block, target block, and how many from there on, on both sides."""
+"""Runs of blocks: source block, target block, and length on both sides."""
 
 
 def runs_of(sources: Sequence[int], targets: Sequence[int], longest: int) -> list[Run]:
-    """Neighbours on both sides as one, up to `longest` blocks."""
+    """Merge blocks that are adjacent on both sides, up to `longest` blocks."""
     found: list[Run] = []
     for source, target in zip(sources, targets, strict=True):
         if found:
@@ -83,7 +83,7 @@ def runs_of(sources: Sequence[int], targets: Sequence[int], longest: int) -> lis
 
 
 def cases(scale: int = 1) -> list[Case]:
-    """All shapes; their totals divided by `scale`."""
+    """All shapes, with their totals divided by `scale`."""
     large = [Case(max(2, size // scale) * MIB, MIB, LARGE_LAYERS) for size in (2, 32, 256)]
     small = [
         Case(32 * MIB // scale, piece * KIB, SMALL_LAYERS, scattered)
@@ -94,7 +94,7 @@ def cases(scale: int = 1) -> list[Case]:
 
 
 class Memory:
-    """One process's KV of a case. Every page of it is there from the start. `seed` None: zeroes."""
+    """One process's KV of a case. All of its pages are touched at the start. `seed` None: zeroes."""
 
     def __init__(self, case: Case, seed: int | None) -> None:
         self.case = case
@@ -107,7 +107,7 @@ class Memory:
         self.layout = KvLayout(16, "float32", "LBHNC", case.layers, 1, 64, case.block_bytes)
 
     def digest(self, blocks: Sequence[int]) -> str:
-        """Of the bytes of these blocks, in this order."""
+        """Checksum of these blocks' bytes, in this order."""
         found = blake2b()
         by_block = self.layers.view(np.uint8).reshape(self.case.layers, self.case.pool, self.case.piece)
         for block in blocks:

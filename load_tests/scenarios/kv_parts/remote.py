@@ -1,6 +1,6 @@
-"""An object in a process of its own, called over a socket, so that CPU time is counted for each side.
+"""An object in its own process, called over a socket, so that CPU time is counted for each side.
 
-`python -m load_tests.scenarios.kv_parts.remote FD MODULE:CLASS ARGS-AS-JSON` serves it to its starter.
+`python -m load_tests.scenarios.kv_parts.remote FD MODULE:CLASS ARGS-AS-JSON` serves it to its parent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = "cpu_s"
-"""A method that every object has here: CPU seconds of all threads of the process so far."""
+"""Method of every remote object: CPU seconds of all threads of the process so far."""
 
 
 class RemoteError(RuntimeError):
-    """What the other process raised, with its traceback."""
+    """The exception of the other process, with its traceback."""
 
 
 class Remote:
-    """The object that `target`, as module:class, makes of `args`; `env` is added to the process's."""
+    """The object that `target` (module:class) makes of `args`; `env` extends the process's environment."""
 
     def __init__(self, target: str, *args: Any, env: dict[str, str] | None = None) -> None:
         mine, theirs = socket.socketpair()
@@ -41,23 +41,23 @@ class Remote:
         self._connection = Connection(mine.detach())
 
     def begin(self, method: str, *args: Any) -> None:
-        """Call without waiting; `result` is to follow."""
+        """Begin a call without waiting; `result` must follow."""
         self._connection.send((method, args))
 
     def result(self) -> Any:
-        """Of the call that was begun. Raises RemoteError."""
+        """Return the result of the call. Raise RemoteError."""
         ok, value = self._connection.recv()
         if not ok:
             raise RemoteError(value)
         return value
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call and wait. Raises RemoteError."""
+        """Call and wait. Raise RemoteError."""
         self.begin(method, *args)
         return self.result()
 
     def end(self) -> None:
-        """End the process."""
+        """Terminate the process."""
         self._connection.close()
         try:
             self._process.wait(timeout=20)
@@ -67,7 +67,7 @@ class Remote:
 
 
 def serve(connection: Connection, target: str, args: list[Any]) -> None:
-    """Answer calls until the other side is gone."""
+    """Answer calls until the other side closes the connection."""
     module, _, name = target.partition(":")
     served: Any = None
     while True:
@@ -79,10 +79,10 @@ def serve(connection: Connection, target: str, args: list[Any]) -> None:
             if method == CPU:
                 connection.send((True, time.process_time()))
                 continue
-            # Made at the first call, so that what its constructor raises has somebody to hear it.
+            # Created in the first call, so that an exception of the constructor reaches the caller.
             served = served or getattr(importlib.import_module(module), name)(*args)
             connection.send((True, getattr(served, method)(*given)))
-        # Whatever is wrong here is the caller's to know.
+        # Every exception is returned to the caller.
         except Exception:  # noqa: BLE001
             connection.send((False, traceback.format_exc()))
 

@@ -1,4 +1,4 @@
-"""Our tiers at work: blocks from an engine's KV to host memory, disk or Redis, and back."""
+"""Our tiers: blocks from an engine's KV to host memory, disk or Redis, and back."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PATIENCE_S = 30.0
 
 
 class TierError(RuntimeError):
-    """A tier did not do what is to be measured."""
+    """A tier did not store or return the blocks to be measured."""
 
 
 class HostBench:
-    """Slots of host memory: what a block is copied to when it is full, and from when it is wanted again."""
+    """Slots of host memory: a full block is copied to a slot, and back when it is needed again."""
 
     def __init__(self) -> None:
         self._case: Case | None = None
 
     def prepare(self, case: Case, seed: int) -> None:
-        """Have a case's KV, room for what comes back, and as many slots as blocks."""
+        """Allocate a case's KV, the target of loads, and one slot per block."""
         if self._case == case:
             return
         self._case = case
@@ -44,21 +44,21 @@ class HostBench:
         self._slots = list(range(case.blocks))
 
     def store(self) -> float:
-        """Seconds."""
+        """Copy to the slots; return the seconds."""
         case = self._prepared()
         began = time.perf_counter()
         self._out.store(case.ids(1), self._slots)
         return time.perf_counter() - began
 
     def load(self) -> float:
-        """Seconds."""
+        """Copy from the slots; return the seconds."""
         case = self._prepared()
         began = time.perf_counter()
         self._back.load(self._slots, case.ids(2))
         return time.perf_counter() - began
 
     def check(self) -> None:
-        """Raises TierError when other bytes came back."""
+        """Raise TierError if the loaded bytes differ."""
         case = self._prepared()
         if self._source.digest(case.ids(1)) != self._target.digest(case.ids(2)):
             raise TierError("other bytes came back")
@@ -70,7 +70,7 @@ class HostBench:
 
 
 class LowerBench:
-    """A tier below host memory. `kind`: disk, at the folder `where`, or redis, at the url."""
+    """A tier below host memory. `kind` is disk, with the folder `where`, or redis, with a URL."""
 
     def __init__(self, kind: str, where: str) -> None:
         self._kind = kind
@@ -81,7 +81,7 @@ class LowerBench:
         self._blocks: list[TierBlock] = []
 
     def prepare(self, case: Case, seed: int) -> None:
-        """Have slots full of a case's bytes, and slots to read into."""
+        """Allocate slots with a case's bytes, and slots to load into."""
         if self._case == case:
             return
         self.close()
@@ -94,7 +94,7 @@ class LowerBench:
             pass
 
     def store(self) -> float:
-        """Seconds to keep all blocks, under names that are not there yet; those of the last time go first."""
+        """Store all blocks under new names, after deleting those of the last round; return the seconds."""
         case, tier = self._prepared()
         tier.drop([block.key for block in self._blocks])
         self._round += 1
@@ -109,7 +109,7 @@ class LowerBench:
         return seconds
 
     def load(self) -> float:
-        """Seconds to find all blocks and read them."""
+        """Look up all blocks and read them; return the seconds."""
         case, tier = self._prepared()
         reads = [
             TierRead(block.key, view)
@@ -124,12 +124,12 @@ class LowerBench:
         return seconds
 
     def check(self) -> None:
-        """Raises TierError when other bytes came back."""
+        """Raise TierError if the loaded bytes differ."""
         if not np.array_equal(self._source, self._target):
             raise TierError("other bytes came back")
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Delete everything that was stored."""
         if self._tier is not None:
             self._tier.drop([block.key for block in self._blocks])
             self._tier.close()

@@ -1,5 +1,5 @@
-"""Whether fetching beats computing: time to first token of prompts that lie in Redis or on disk, and of
-prompts that nobody has seen, on the same real engine."""
+"""Whether loading is faster than computing: TTFT of prompts that are in Redis or on disk, compared with new
+prompts, on the same real engine."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Prompts = dict[int, list[list[int]]]
 
 
 class NotLoaded(AssertionError):
-    """A prompt did not come from where it is said to come from."""
+    """A prompt was not loaded from the tier under test."""
 
 
 async def measure(*, quick: bool, say: Say) -> list[Row]:
-    """Rows for Redis and for disk. Raises NotLoaded."""
+    """Rows for Redis and for disk. Raise NotLoaded."""
     repeats = 2 if quick else REPEATS
     prompts = FreshPrompts(random.Random(1))
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-ttft-") as folder:
         (Path(folder) / "disk").mkdir()
         with RedisServer(Path(folder)) as server:
-            # What is measured is the fetch, and not whether a loaded machine keeps the deadline.
+            # The fetch is measured, not whether a loaded machine meets the deadline.
             redis = RedisTierSpec(url=server.url, lookup_timeout_s=1.0, timeout_s=5.0)
             disk = DiskTierSpec(path=str(Path(folder) / "disk"), lookup_timeout_s=1.0)
-            # Each reader has prompts of its own: what it has read once is in its device's cache.
+            # Each reader has its own prompts: after one read they are in its device's cache.
             kept = {name: _each_length(prompts, repeats) for name in ("Redis", "disk")}
             await _write(TiersSpec(cpu=MEMORY, redis=redis, disk=disk), list(kept.values()), say)
             rows = await _read("Redis", TiersSpec(cpu=MEMORY, redis=redis), kept["Redis"], prompts, say)
@@ -56,7 +56,7 @@ async def _start(tiers: TiersSpec) -> EngineBench:
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
     path = str(resolve_model("kvasir-tiny"))
-    # Room for every prompt at once: nothing may give way while it is measured.
+    # Room for all prompts, so that none is evicted during the measurement.
     engine = EngineSpec(kind="vllm", block_size=BLOCK, kv_cache_bytes=1 << 30, threads=1)
     deployment = Deployment(
         model=ModelSpec(source=path, dtype="float32", max_model_len=4096),
@@ -68,7 +68,7 @@ async def _start(tiers: TiersSpec) -> EngineBench:
 
 
 async def _write(tiers: TiersSpec, batches: Sequence[Prompts], say: Say) -> None:
-    """An engine computes all prompts, and its tiers keep them."""
+    """Compute all prompts on an engine whose tiers store them."""
     bench = await _start(tiers)
     blocks = 0
     try:
@@ -84,7 +84,7 @@ async def _write(tiers: TiersSpec, batches: Sequence[Prompts], say: Say) -> None
 
 
 async def _stored(bench: EngineBench, blocks: int) -> None:
-    """Return when both tiers have so many blocks: what waits to be written is bounded."""
+    """Wait until both tiers have that many blocks; the write queue is bounded."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         loads = {load.medium: load for load in bench.engine.load().tiers}
@@ -96,7 +96,7 @@ async def _stored(bench: EngineBench, blocks: int) -> None:
 
 
 async def _settled(bench: EngineBench) -> None:
-    """Return when nothing has been written for a moment: what is measured is a fetch alone."""
+    """Wait until no writes happen, so that only the fetch is measured."""
     before = -1
     while (stored := sum(load.stored_blocks for load in bench.engine.load().tiers)) != before:
         before = stored
@@ -104,7 +104,7 @@ async def _settled(bench: EngineBench) -> None:
 
 
 async def _read(name: str, tiers: TiersSpec, kept: Prompts, prompts: FreshPrompts, say: Say) -> list[Row]:
-    """Kept prompts and ones that are not, in turn, on an engine that has computed nothing."""
+    """Alternate stored and new prompts on an engine that has computed none of them."""
     fresh = _each_length(prompts, len(kept[LENGTHS[0]]))
     bench = await _start(tiers)
     try:
@@ -119,7 +119,7 @@ async def _read(name: str, tiers: TiersSpec, kept: Prompts, prompts: FreshPrompt
                     loaded[length].append(seconds)
                 seconds, found = await _ttft(bench, fresh[length][turn])
                 if found:
-                    raise NotLoaded(f"{found} tokens of a prompt that nobody has seen came from a tier")
+                    raise NotLoaded(f"{found} tokens of a new prompt came from a tier")
                 computed[length].append(seconds)
                 await _settled(bench)
     finally:
@@ -138,8 +138,8 @@ async def _read(name: str, tiers: TiersSpec, kept: Prompts, prompts: FreshPrompt
         else:
             faster.clear()
         note = (
-            f"{len(loaded[length])} of {asked} prompts came from there in time; beside computing as many "
-            "tokens on the same engine"
+            f"{len(loaded[length])} of {asked} prompts were loaded in time; the peer computes as many tokens "
+            "on the same engine"
         )
         rows.append(
             Row(
@@ -159,7 +159,7 @@ async def _read(name: str, tiers: TiersSpec, kept: Prompts, prompts: FreshPrompt
 
 
 async def _ttft(bench: EngineBench, prompt: list[int]) -> tuple[float, int]:
-    """Seconds to the first token, and how many tokens came from a tier."""
+    """Return the seconds to the first token, and the number of tokens from a tier."""
     request = bench.request(prompt, ONE)
     began = time.perf_counter()
     bench.engine.submit([request])
