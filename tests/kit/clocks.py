@@ -1,4 +1,4 @@
-"""Clocks that a test moves. `tests.kit.skipping_clock` runs beside real I/O."""
+"""Clocks that tests control. For use beside real I/O there is `tests.kit.skipping_clock`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class StillClock:
-    """`kvasir.ports.clock.Clock` that reads `at`, in seconds, until the test sets it. Sleeping fails."""
+    """`kvasir.ports.clock.Clock` that returns `at`, in seconds, until the test changes it. Sleeping fails."""
 
     def __init__(self, at: float = 0.0) -> None:
         self.at = at
@@ -19,7 +19,7 @@ class StillClock:
 
 
 class SteppedClock(StillClock):
-    """Moves only in `sleep`, at once. `slept` are all its sleeps, in seconds."""
+    """Advances only in `sleep`, which returns at once. `slept` lists all sleeps, in seconds."""
 
     def __init__(self, at: float = 0.0) -> None:
         super().__init__(at)

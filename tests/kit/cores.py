@@ -1,4 +1,4 @@
-"""Long runs of independent seeds take every core that there is."""
+"""Runs long series of independent seeds on all cores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Played = TypeVar("Played")
 
 
 def over_cores(play: Callable[[range], Played], seeds: range) -> list[Played]:
-    """What `play` makes of equal parts of the seeds, each part in a process of its own. `play` is a module's
-    function; what it raises is raised here."""
+    """Return the results of `play` for equal parts of the seeds, each part in its own process. `play` is a
+    module-level function; its exceptions are raised here."""
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, get_context("spawn")) as processes:
         return list(processes.map(play, [seeds[first::cores] for first in range(cores)]))

@@ -1,7 +1,7 @@
-"""How long tests take: the slowest fifty, and the seconds of each folder against a budget; kept as a file.
+"""Test durations: the slowest fifty tests, and seconds per folder against a budget, written to a file.
 
-A budget is three times what a folder took on two idle cores, so that a busy machine does not break it and a
-test that makes its folder several times as slow does.
+A budget is three times what a folder takes on two idle cores, so that a busy machine stays within it, and a
+test that makes its folder several times slower does not.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ SLOWEST = 50
 
 
 def folder_of(test: str) -> str:
-    """The folder that a test's time is counted for: two levels under tests/ for unit tests, else one."""
+    """The folder that a test's time counts for: two levels under tests/ for unit tests, otherwise one."""
     parts = test.partition("::")[0].split("/")
     depth = 3 if parts[1:2] == ["unit"] else 2
     return "/".join(parts[: min(depth, len(parts) - 1)])
 
 
 class Durations:
-    """Sums the phases of each test. `kind` names the part of the suite: fast, slow or soak."""
+    """Sums the phases of each test. `kind` is the part of the suite: fast, slow or soak."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._tests: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count set-up, call and teardown."""
+        """Add the duration of set-up, call or teardown."""
         self._tests[report.nodeid] += report.duration  # type: ignore[assignment]
 
     def folders(self) -> Counter[str]:
@@ -43,7 +43,7 @@ class Durations:
         return seconds
 
     def over_budget(self) -> list[str]:
-        """The folders that took longer than they may, in words."""
+        """Describe each folder that exceeded its budget."""
         budgets = tomllib.loads(BUDGETS.read_text()).get(self._kind, {})
         return [
             f"{folder}: {taken:.0f} s, and its budget in tests/budgets.toml is {budgets[folder]} s"
@@ -52,7 +52,7 @@ class Durations:
         ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail a run that is otherwise good when a folder is over its budget."""
+        """Fail an otherwise successful run if a folder is over its budget."""
         if session.exitstatus == pytest.ExitCode.OK and self.over_budget():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -1,4 +1,4 @@
-"""Lanes as a connection of the gateway makes them, for tests that are their clients."""
+"""Lanes as the gateway's connections create them, for tests that act as clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def socket_lane(
     after: bytes = b"",
     chunked: bool = False,
 ) -> SocketLane:
-    """A lane into `fd` whose tokens are measured in `gaps`."""
+    """A lane into `fd` whose token gaps are measured in `gaps`."""
     return SocketLane(
         fd=fd,
         pending=pending,
@@ -31,7 +31,7 @@ def socket_lane(
 
 
 def stream_gaps(histogram: Histogram, *, first_s: float | None = 0.0) -> StreamGaps:
-    """Gaps of a stream that are counted in `histogram`; its first token came at `first_s`, if any did."""
+    """Gaps of a stream that are counted in `histogram`. `first_s` is the time of its first token, if any."""
     gaps = StreamGaps(histogram.bounds, histogram.counts, histogram.total)
     if first_s is not None:
         gaps.add(1, first_s)

@@ -1,4 +1,4 @@
-"""Other processes as a test sees them: each may end, and be reaped, between two questions about it."""
+"""Helpers for other processes, each of which may exit and be reaped at any time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether it runs; one that has ended and waits for its parent does not."""
+    """Whether it runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -14,7 +14,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def command_line(process: psutil.Process) -> str:
-    """Its arguments in one line; empty for one that has ended."""
+    """Its arguments in one line; empty if it has exited."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Programs that tests and loads start and pip does not install, with the Debian packages that hold them."""
+"""Programs that tests and load tests need and pip does not install, with their Debian packages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class MissingProgramError(Exception):
 
 
 def missing(name: str) -> str | None:
-    """Return None when the program is installed, else a message that names its Debian package."""
+    """Return None if the program is installed, otherwise a message that names its Debian package."""
     return None if shutil.which(name) else f"{name} is not installed: apt install {_PACKAGES[name]}"
 
 
 def program(name: str) -> str:
-    """Return the path of a program. Raise MissingProgramError when it is not installed."""
+    """Return the path of a program. Raise MissingProgramError if it is not installed."""
     if (reason := missing(name)) is not None:
         raise MissingProgramError(reason)
     return str(shutil.which(name))

@@ -1,5 +1,6 @@
-"""Ray Serve's controller in a few lines, for faults and turns that the real one cannot be asked for: it
-starts what is asked for, replaces what has ended, and of too many ends first what has not begun."""
+"""A minimal Ray Serve controller, for faults and orders of events that the real one cannot produce on demand:
+it starts requested replicas, replaces those that exited, and of surplus replicas stops starting ones first.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from kvasir_platform.cluster.ray.rolling import ReplicaRow
 
 
 class AwayError(Exception):
-    """What Ray would raise."""
+    """Stands for an exception of Ray."""
 
 
 @dataclass
 class ServedPool:
-    """`rows` are the states of its replicas by their names, `ended` those that Serve has stopped. It may have
-    `most`."""
+    """`rows` are the states of its replicas by name, `ended` the replicas that Serve has stopped. At most
+    `most` replicas are allowed."""
 
     prefix: str
     target: int = 0
@@ -29,8 +30,8 @@ class ServedPool:
 
 
 class Serve:
-    """See cluster.ray.scaler.ScalablePools. `reconcile` is a turn of its controller, `come_up` ends all
-    starts; `retired` are those that were asked to leave, and why."""
+    """See cluster.ray.scaler.ScalablePools. `reconcile` is one iteration of its controller, `come_up`
+    completes all starts; `retired` are the replicas that were retired, with reasons."""
 
     def __init__(self, **targets: int) -> None:
         self.pools = {pool: ServedPool(pool[0], target) for pool, target in targets.items()}
@@ -83,7 +84,7 @@ class Serve:
             pool.rows = dict.fromkeys(pool.rows, "RUNNING")
 
     def drained(self, name: str) -> None:
-        """The process has ended, and Serve has not put another in its place yet."""
+        """The process has exited, and Serve has not replaced it yet."""
         for pool in self.pools.values():
             pool.rows.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""A clock beside real I/O that never waits: time that is slept is skipped."""
+"""A clock for use beside real I/O whose sleeps return without waiting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class SkippingClock:
-    """`kvasir.ports.clock.Clock`. `slept` are all the waits that were asked for, in seconds."""
+    """`kvasir.ports.clock.Clock`. `slept` lists all requested sleeps, in seconds."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -25,10 +25,10 @@ class SkippingClock:
         await asyncio.sleep(0)
 
     async def until(self, count: int) -> None:
-        """Wait until that many waits have been asked for, in all."""
+        """Wait until that many sleeps were requested in total."""
         while len(self.slept) < count:
             await self._sleeps.wait()
 
     def skip(self, seconds: float) -> None:
-        """Let time go on at once."""
+        """Advance time at once."""
         self._skipped_s += max(0.0, seconds)

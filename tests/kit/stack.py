@@ -1,4 +1,4 @@
-"""A deployment that `kvasir up` runs, as tests see it."""
+"""A deployment started by `kvasir up`, for tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ telemetry: {{otlp_endpoint: "COLLECTOR"}}
 
 @dataclass(slots=True)
 class Stack:
-    """A deployment that answers. `home` is its KVASIR_HOME, and `headers` go with questions about itself."""
+    """A running deployment. `home` is its KVASIR_HOME; `headers` are sent with requests for its pages."""
 
     process: subprocess.Popen[str]
     address: str
@@ -48,7 +48,7 @@ class Stack:
         return f"http://{self.address}"
 
     def page(self, path: str) -> httpx.Response:
-        """One of the gateway's own pages; raises httpx.HTTPError."""
+        """One of the gateway's pages. Raise httpx.HTTPError."""
         return httpx.get(f"{self.url}{path}", headers=self.headers, timeout=10).raise_for_status()
 
     def workers(self) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ class Stack:
 
     @staticmethod
     def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
-        """Poll until true; returns the seconds it took. Fails the test with `what` otherwise."""
+        """Poll until the condition is true; return the seconds it took. Fail with `what` on timeout."""
         began = time.monotonic()
         while True:
             with contextlib.suppress(httpx.HTTPError):
@@ -92,7 +92,7 @@ class Stack:
             time.sleep(0.05)
 
     def idle(self) -> bool:
-        """Whether no worker holds or runs anything, as router and engines see it."""
+        """Whether no worker holds or runs anything, according to router and engines."""
         return not any(
             worker["in_flight"] or (worker["load"] or {}).get("running") for worker in self.workers()
         )
@@ -107,7 +107,7 @@ class Stack:
 
 @contextlib.contextmanager
 def start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None = None) -> Iterator[Stack]:
-    """`kvasir up` with these arguments on a free port; Ctrl-C at the end."""
+    """`kvasir up` with these arguments on a free port; interrupted (Ctrl-C) at the end."""
     log = (home / "up.log").open("w")
     process = subprocess.Popen(
         [sys.executable, "-m", "kvasir_platform.cli.main", "up", "--port", "0", "-o", "json", *arguments],

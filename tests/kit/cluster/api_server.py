@@ -1,12 +1,12 @@
 """A Kubernetes API server for tests: HTTPS, bearer tokens, RBAC, and any collection by its path.
 
-It speaks as the real one does where a client can tell: lists in pages of one moment, watches that go on from
-a version, bookmarks, 410 for versions that it has forgotten (as a status and as an event), 409 for a stale
-`resourceVersion`, Status objects for errors. It knows nothing of kinds and runs no controller: a test puts
-the objects there that one would make, from inside (`put`, `delete`) or over HTTP.
+For clients it behaves like the real one: lists paginated at one version, watches that resume from a version,
+bookmarks, 410 for expired versions (as a status and as an event), 409 for a stale `resourceVersion`, Status
+objects for errors. It has no kinds and runs no controllers: a test creates the objects that a controller
+would create, in process (`put`, `delete`) or over HTTP.
 
-Trouble is asked for by a `Fault`, which the next requests of its verb meet, and by `expire` and `cut`. Who
-talks to it may be another process: `write_credentials` and `environment` are what a pod gets.
+Faults are injected by a `Fault`, which applies to the next requests of its verb, and by `expire` and `cut`.
+Clients may be other processes: `write_credentials` and `environment` provide what a pod gets.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 @dataclass(slots=True)
 class Fault:
-    """What the next `times` requests of `verb` meet: a `status`; or `gone` as an event of a watch; or a
-    connection that is cut after `cut_after` events, in the middle of the next; or `mute`: no answer, and of a
-    watch no more than that it has begun."""
+    """A fault of the next `times` requests of `verb`: an answer with `status`; `gone` as an event of a watch;
+    a connection that is cut after `cut_after` events, in the middle of the next; or `mute`, no answer, and
+    for a watch only its headers."""
 
     verb: str
     status: int = 0
@@ -60,7 +60,7 @@ class _Change:
 
 @dataclass(slots=True)
 class _Watch:
-    """One watch, which has told all up to `since`, and is cut when `left` events more have been told."""
+    """One watch, which has sent all events up to `since`, and is cut after `left` more events."""
 
     request: Request
     writer: asyncio.StreamWriter
@@ -68,7 +68,7 @@ class _Watch:
     since: int
 
     async def tell(self, change: _Change) -> bool:
-        """False: it has been cut instead."""
+        """Send a change; return False if the watch was cut instead."""
         self.since = change.version
         event = _event_line(self.request, change)
         if event is not None and self.left == 0:
@@ -91,8 +91,9 @@ class _Watch:
 
 @dataclass(eq=False)
 class ApiServer:
-    """`tokens` are the users by their bearer tokens, `rules` what each user may do: without any, everything.
-    `asked` is every request that was let in or refused by RBAC. A watch lasts at most `most_watch_s`."""
+    """`tokens` are the users by bearer token, `rules` the permissions of each user; without rules, everything
+    is permitted. `asked` lists every request that RBAC allowed or refused. A watch lasts at most
+    `most_watch_s`."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -118,17 +119,17 @@ class ApiServer:
         self._bookmarks = 0
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[Any]] = {}
 
-    # -- from inside -----------------------------------------------------------------------------
+    # -- in process ------------------------------------------------------------------------------
 
     def put(self, collection: str, value: Object, *, silently: bool = False) -> Object:
-        """Make an object, or replace it; `silently`: no watch is told."""
+        """Create or replace an object; `silently` sends no event to watches."""
         made = self._change(collection, value, (collection, value["metadata"]["name"]) in self._objects)
         if silently:
             self._history.pop()
         return made
 
     def delete(self, collection: str, name: str) -> Object:
-        """Raises KeyError."""
+        """Delete an object and return its last state. Raise KeyError."""
         before = self._objects.pop((collection, name))
         self.version += 1
         gone = copy.deepcopy(before)
@@ -137,13 +138,13 @@ class ApiServer:
         return gone
 
     def expire(self) -> None:
-        """Forget every version but the newest, and all lists that were begun."""
+        """Expire every version but the latest, and all paginated lists."""
         self._history.clear()
         self._pages.clear()
         self._oldest = self.version
 
     def bookmark(self) -> None:
-        """Send a bookmark to every watch that wants them."""
+        """Send a bookmark to every watch that requested bookmarks."""
         self._bookmarks += 1
         self._tell()
 
@@ -153,7 +154,7 @@ class ApiServer:
             writer.transport.abort()
 
     def write_credentials(self, folder: Path, token: str = "token-1", namespace: str = "default") -> Path:
-        """A service account's folder, as the kubelet mounts it."""
+        """Write a service account's folder, as the kubelet mounts it."""
         folder.mkdir(exist_ok=True)
         for name, value in (
             ("token", token.encode()),
@@ -165,22 +166,22 @@ class ApiServer:
         return folder
 
     def environment(self) -> dict[str, str]:
-        """What every container of the cluster is told."""
+        """The environment of every container of the cluster."""
         return {"KUBERNETES_SERVICE_HOST": self.host, "KUBERNETES_SERVICE_PORT": str(self.port)}
 
     async def until(self, seen: Callable[[], bool]) -> None:
-        """Wait for requests or changes until `seen`."""
+        """Wait for requests or changes until `seen` is true."""
         while not seen():
             await self._changed.wait()
 
     def verbs(self) -> list[str]:
-        """Of all requests."""
+        """The verbs of all requests."""
         return [request.verb for request in self.asked]
 
     # -- requests --------------------------------------------------------------------------------
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection came in."""
+        """Serve a new connection."""
         self._connections[writer] = asyncio.create_task(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -194,12 +195,12 @@ class ApiServer:
             writer.transport.abort()
 
     async def listen(self) -> None:
-        """Serve, at the same port as before."""
+        """Listen, at the same port as before."""
         self.listening = await asyncio.start_server(self.accept, self.host, self.port, ssl=self.context)
         self.port = self.listening.sockets[0].getsockname()[1]
 
     def stop(self) -> None:
-        """Listen no more, and end all connections."""
+        """Stop listening, and close all connections."""
         if self.listening is not None:
             self.listening.close()
         self.cut()
@@ -322,7 +323,7 @@ class ApiServer:
         await writer.drain()
 
     async def _follow(self, watch: _Watch) -> bool:
-        """Whether it has been ended in good order, and not cut."""
+        """Whether the watch ended normally, and was not cut."""
         if not watch.since:
             there, watch.since = self._selected(watch.request), self.version
             for value in there:
@@ -360,7 +361,7 @@ class ApiServer:
 
 
 def _event_line(request: Request, change: _Change) -> Object | None:
-    """A change as this watch is told of it: what it selected and does not any more is deleted for it."""
+    """A change as this watch sees it: an object that it does not select any more is deleted for it."""
     if not request.covers(change.collection):
         return None
     was = change.before is not None and request.selects(change.before)
@@ -370,7 +371,7 @@ def _event_line(request: Request, change: _Change) -> Object | None:
 
 
 async def start_server(folder: Path, host: str = "127.0.0.1") -> ApiServer:
-    """A server on a free port, which keeps its key in `folder`. To be ended by `stop`."""
+    """A server on a free port, which writes its key to `folder`. End it with `stop`."""
     made = ApiServer(host)
     made.ca, served = certificate_for(host)
     (folder / "api-server.pem").write_bytes(served)
@@ -382,7 +383,7 @@ async def start_server(folder: Path, host: str = "127.0.0.1") -> ApiServer:
 
 @asynccontextmanager
 async def api_server(folder: Path, host: str = "127.0.0.1") -> AsyncIterator[ApiServer]:
-    """The same, for the time of a block."""
+    """The same as a context manager."""
     made = await start_server(folder, host)
     try:
         yield made

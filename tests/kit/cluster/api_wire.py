@@ -1,4 +1,4 @@
-"""What the in-test API server writes to a connection, and the certificate by which it is known."""
+"""What the in-test API server writes to a connection, and its certificate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def cut_chunk(writer: asyncio.StreamWriter, event: Object) -> None:
 
 
 def certificate_for(host: str) -> tuple[bytes, bytes]:
-    """PEM of an authority, and of a key with its certificate for `host`, an address."""
+    """PEM of an authority, and of a key with its certificate for the address `host`."""
     since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     made = []

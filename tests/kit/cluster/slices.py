@@ -1,4 +1,4 @@
-"""EndpointSlices as the controller makes them: of a pool's name, or of a Service's manifest and pods."""
+"""EndpointSlices as the controller creates them, from a pool's name, or from a Service's manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PORT = 7000
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as one slice has it. `host`: its address there; `ports`: those of its containers by name."""
+    """A pod in a slice. `host`: its address; `ports`: its container ports by name."""
 
     name: str
     host: str
@@ -50,7 +50,7 @@ def endpoint_slice(
     port: int = PORT,
     port_name: str = "session",
 ) -> dict[str, Any]:
-    """One slice of the Service of `pool`, whose labels it has."""
+    """One slice of the Service of `pool`, with its labels."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -72,8 +72,8 @@ def endpoint_slice(
 
 
 def slice_of_service(service: Mapping[str, Any], pods: Iterable[Pod]) -> dict[str, Any]:
-    """What becomes of the manifest of a Service among `pods`: its labels, the pods that its selector matches,
-    and its ports as those pods have them."""
+    """The slice that a Service's manifest yields among `pods`: its labels, the pods that its selector
+    matches, and its ports as in those pods."""
     meta, spec = service["metadata"], service["spec"]
     selector = spec["selector"].items()
     selected = [pod for pod in pods if selector <= pod.labels.items()]
@@ -87,7 +87,7 @@ def slice_of_service(service: Mapping[str, Any], pods: Iterable[Pod]) -> dict[st
         target = port.get("targetPort", port["port"])
         numbers = {pod.ports[target] for pod in selected if target in pod.ports}
         number = target if isinstance(target, int) else next(iter(numbers), None)
-        # A named port that no pod has is left out, and so are all ports where there is no pod.
+        # A named port that no pod has is omitted, and so are all ports if there is no pod.
         if selected and number is not None:
             ports.append({"name": port.get("name", ""), "port": number, "protocol": "TCP"})
     made["ports"] = ports

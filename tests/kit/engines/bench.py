@@ -1,4 +1,4 @@
-"""An engine on the bench: started under a recorder, with short ways to ask it for things."""
+"""An engine under a recorder, with helpers to run legs on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATIENCE_S = 60.0
 
 @dataclass
 class EngineBench:
-    """A started engine under observation, with short ways to ask it for things."""
+    """A started engine under a recorder, with helpers to run legs on it."""
 
     engine: Engine
     identity: WorkerIdentity
@@ -28,7 +28,7 @@ class EngineBench:
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def new_id(self) -> str:
-        """A request id that was not used before."""
+        """Return an unused request id."""
         return f"{self.identity.worker_id}-r{next(self._ids)}"
 
     def request(
@@ -40,16 +40,16 @@ class EngineBench:
         handoff: KvHandoff | None = None,
         salt: str = "",
     ) -> EngineRequest:
-        """A leg with an id of its own."""
+        """A leg with its own request id."""
         return EngineRequest(self.new_id(), token_ids(tokens), sampling, leg=leg, handoff=handoff, salt=salt)
 
     async def ended(self, request_id: str) -> Recorded:
-        """The whole request, once it has ended. Raises TimeoutError."""
+        """Return the whole request once it has ended. Raise TimeoutError."""
         async with asyncio.timeout(_PATIENCE_S):
             return await self.recorder.wait(request_id)
 
     async def run(self, *requests: EngineRequest) -> list[Recorded]:
-        """Submit these at once and wait for all of them."""
+        """Submit all at once and wait for all of them."""
         self.engine.submit(requests)
         return [await self.ended(request.request_id) for request in requests]
 
@@ -67,7 +67,7 @@ class EngineBench:
         return recorded
 
     async def first_delta(self, request_id: str) -> Recorded:
-        """Return once the request has emitted something. Raises TimeoutError."""
+        """Return once the request has emitted a delta. Raise TimeoutError."""
         async with asyncio.timeout(_PATIENCE_S):
             return await self.recorder.wait_for_first(request_id)
 
@@ -82,8 +82,8 @@ async def start_bench(
 
 
 class FreshPrompts:
-    """Prompts that nobody has used before, so that no prefix of theirs is cached, and how to continue
-    them: `greedy` gives twelve tokens, whatever they are."""
+    """Prompts that were not used before, so that none of their prefixes is cached, and sampling for them:
+    `greedy` generates twelve tokens, whatever they are."""
 
     greedy = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -95,5 +95,5 @@ class FreshPrompts:
         return [100 + self._rng.randrange(3900) for _ in range(length)]
 
     def sampling(self, **changes: Any) -> Sampling:
-        """`greedy`, changed as said."""
+        """`greedy` with these changes."""
         return replace(self.greedy, **changes)

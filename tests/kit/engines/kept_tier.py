@@ -1,4 +1,4 @@
-"""A tier in a dictionary, for tests of what stands above tiers: each block's bytes are told by its key."""
+"""A tier in a dictionary, for tests of the layers above tiers; a block's bytes follow from its key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def content(key: bytes) -> bytes:
 
 
 class KeptTier:
-    """Holds `kept`. What is written must be the content of its key."""
+    """Holds the blocks `kept`. Writes must have the content that follows from the key."""
 
     def __init__(self, medium: Medium, kept: Iterable[TierBlock] = ()) -> None:
         self.medium = medium

@@ -1,4 +1,4 @@
-"""A router's copy of one engine's cache, taken as routers take it, to be compared with the engine."""
+"""A router's copy of one engine's cache, built as routers build it, to compare with the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RETRY_S = 0.02
 
 
 class KvFollower:
-    """Exact from `catch_up` on, until a gap or a new epoch: `exact` is False then."""
+    """EXACT from `catch_up` until a gap or a new epoch, which set `exact` to False."""
 
     def __init__(self, identity: WorkerIdentity, source: KvSource) -> None:
         self._identity = identity
@@ -33,13 +33,13 @@ class KvFollower:
         source.subscribe(self._hear)
 
     async def catch_up(self) -> None:
-        """Snapshot and suffix; waits while the record is incomplete. Raises TimeoutError."""
+        """Apply a snapshot and its suffix; wait while the record is incomplete. Raise TimeoutError."""
         async with asyncio.timeout(_PATIENCE_S):
             while not await self._snapshot():
                 await asyncio.sleep(_RETRY_S)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once that holds of what is reported. Raises TimeoutError."""
+        """Return once the condition holds for what is reported. Raise TimeoutError."""
         async with asyncio.timeout(_PATIENCE_S):
             while not condition():
                 self._changed.clear()
@@ -50,7 +50,7 @@ class KvFollower:
         return self._tree.held(self._groups[rank], Medium.DEVICE)
 
     def blocks(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:
-        """Leading blocks of `tokens` that a rank holds."""
+        """Number of leading blocks of `tokens` that a rank holds."""
         identity = self._identity
         root = root_hash(identity.model, salt, adapter or "")
         depths = array("I", bytes(16 * len(self._groups)))
@@ -58,7 +58,7 @@ class KvFollower:
         return depths[len(Medium) * self._groups[rank]]
 
     def hit(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:
-        """Tokens of a prompt that a rank will find: whole blocks, and never the last token."""
+        """Number of cached prompt tokens on a rank: whole blocks, never including the last token."""
         size = self._identity.kv.block_size
         return min(self.blocks(tokens, rank, salt, adapter), (len(tokens) - 1) // size) * size
 

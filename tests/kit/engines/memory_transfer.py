@@ -1,4 +1,4 @@
-"""`KvTransfer` within one process: the fake that keeps the port's contract suite honest.
+"""`KvTransfer` within one process: the fake that passes the port's contract suite.
 
 Agents share a `MemoryFabric`; bytes move by memmove in `poll`.
 """
@@ -158,7 +158,7 @@ class MemoryTransfer:
     def _take(
         self, pull: _Pull, source: MemoryTransfer, lease: _Lease | None
     ) -> PullSucceeded | PullFailed | None:
-        """What comes of a pull that fits, under a lease that was granted at some time."""
+        """The result of a pull that fits, under a lease that was granted at some time."""
         if lease is None:
             return PullFailed(pull.pull_id, "expired", "the lease has ended")
         if lease.fence != pull.offer.fence:
@@ -186,7 +186,7 @@ class MemoryTransfer:
         )
 
     def _copy(self, pull: _Pull, source: MemoryTransfer, lease: _Lease) -> bool:
-        """Every block that is complete and not copied yet; whether all are as they were offered."""
+        """Copy all complete blocks that are not copied yet; return whether all are as they were offered."""
         for place in range(pull.first + pull.copied, min(len(lease.blocks), pull.first + len(pull.target))):
             src, dst = lease.blocks[place], pull.target[place - pull.first]
             if source._sum(src) != lease.sums[place]:

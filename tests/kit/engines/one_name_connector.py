@@ -1,4 +1,4 @@
-"""A connector for which every block has the same 64-bit name: what routers know blocks by must not choose
+"""A connector for which every block has the same 64-bit hash: the hash that routers use must not select
 bytes."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The pulling side of NIXL transfers over an agent made of lists: what the network does is decided by the
-test."""
+"""The pulling side of NIXL transfers over a fake agent made of lists; the test controls the network."""
 
 from __future__ import annotations
 
@@ -27,12 +26,12 @@ BLOCK_BYTES = 1 << 20
 LAYOUT = KvLayout(32, "float32", "BHNC", 1, 4, 32, BLOCK_BYTES)
 REGION = KvRegion(1 << 40, BLOCK_BYTES, 64)
 HALVES = replace(LAYOUT, kv_heads=2, bytes_per_block=BLOCK_BYTES // 2, tensor_parallel_size=2)
-"""What one of two ranks holds."""
+"""The KV of one of two ranks."""
 
 
 @dataclass
 class Read:
-    """A read that was posted; the test moves its state."""
+    """A posted read; the test changes its state."""
 
     peer: str
     local: list[Descriptor]
@@ -46,7 +45,7 @@ def tuples(rows: Descriptors) -> list[Descriptor]:
 
 @dataclass
 class Network:
-    """Every agent ever made, every read ever posted. `table` and `pages` answer reads of leases at once."""
+    """All agents and all posted reads. `table` and `pages` answer reads of leases at once."""
 
     table: NixlLeaseTable = field(default_factory=NixlLeaseTable)
     pages: PageMemory = field(default_factory=lambda: PageMemory(1 << 16))
@@ -107,7 +106,7 @@ class FakeAgent(NixlAgent):
 
 
 class ScriptedSums:
-    """Sums that the test knows: of block n they are n, n + 1000, n + 2000, … for its parts."""
+    """Checksums with known values: the parts of block n have n, n + 1000, n + 2000, …"""
 
     def __init__(self) -> None:
         self.held: list[tuple[Future[Sums], Sums]] = []
@@ -131,7 +130,7 @@ def sums_of(blocks: Sequence[int], parts: Sequence[int]) -> Sums:
 
 
 class PullingSide:
-    """A NixlReceiver whose pulls are given as the port has them."""
+    """A NixlReceiver whose pulls have the arguments of the port."""
 
     def __init__(self, receiver: NixlReceiver) -> None:
         self.poll, self.close = receiver.poll, receiver.close
@@ -152,7 +151,7 @@ class PullingSide:
 
 
 class Bench:
-    """A receiving side on a fake network; `now` is the clock. The sender gives `parts` sums for a block."""
+    """A receiving side on a fake network; `now` is the clock. The sender has `parts` checksums per block."""
 
     lands: Callable[[Sequence[KvRegion]], Landing] = DirectLanding
 
@@ -213,7 +212,7 @@ class Bench:
         self.side.pull(lease_id, self.offer(lease_id, peer), 0, range(blocks), timeout_s)
 
     def arrive(self) -> None:
-        """Every read of blocks that runs is done."""
+        """Complete every running read of blocks."""
         for read in self.network.blocks():
             if read.state is XferState.RUNNING:
                 read.state = XferState.DONE

@@ -1,7 +1,7 @@
-"""A sink that remembers what an engine delivered and holds it against the Engine port's obligations.
+"""A sink that records what an engine delivers and checks it against the obligations of the engine port.
 
-Contract tests, simulations and fault tests listen with the same ear, so that a broken promise is found
-wherever it happens. A sink must not raise, so that what is wrong is collected in `violations`.
+Contract tests, simulations and fault tests use the same sink, so that a violation is found wherever it
+occurs. A sink must not raise, so violations are collected in `violations`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _COUNTERS = tuple(f.name for f in fields(EngineLoad) if f.name not in _GAUGES | 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as it was delivered. `taken` counts the characters of its text that a parser took in, None
-    without one; `calls` has a call's id, name and arguments by its number."""
+    """One choice as it was delivered. `taken` counts the characters of its text that a parser consumed, None
+    without a parser; `calls` has a call's id, name and arguments by its number."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -41,8 +41,8 @@ class Choice:
 
 @dataclass(slots=True)
 class Recorded:
-    """One request as it was delivered. `last` is its last delta, once that has come, `offered` the newest
-    hand-off, and `first_usage` what its first one told."""
+    """One request as it was delivered. `last` is its last delta, `offered` the latest hand-off, and
+    `first_usage` the usage of its first delta."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     deltas: int = 0
@@ -54,7 +54,7 @@ class Recorded:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def choice(self, index: int = 0) -> Choice:
-        """A choice, made when it is first named."""
+        """Return a choice; create it on first use."""
         return self.choices.setdefault(index, Choice())
 
 
@@ -76,23 +76,23 @@ class DeltaRecorder:
             self._take(delta)
 
     def request(self, request_id: str) -> Recorded:
-        """What is known of a request; made when it is first named."""
+        """Return the recorded request; create it on first use."""
         return self.requests.setdefault(request_id, Recorded())
 
     async def wait(self, request_id: str) -> Recorded:
-        """Return when the last delta of a request has come."""
+        """Return when the last delta of a request has arrived."""
         recorded = self.request(request_id)
         await recorded.ended.wait()
         return recorded
 
     async def wait_for_first(self, request_id: str) -> Recorded:
-        """Return when anything of a request has come."""
+        """Return when any delta of a request has arrived."""
         recorded = self.request(request_id)
         await recorded.began.wait()
         return recorded
 
     def observe_load(self, load: EngineLoad) -> None:
-        """Check that counters only grow and fractions are fractions."""
+        """Check that counters only grow and fractions are between 0 and 1."""
         if not 0.0 <= load.kv_usage <= 1.0:
             self.violations.append(f"kv_usage {load.kv_usage} is no fraction")
         if self._load is not None:
@@ -167,8 +167,8 @@ class DeltaRecorder:
 
 
 class FullRecorder(DeltaRecorder):
-    """Keeps every delta as well, and how many tokens and characters of its first choice a request had after
-    each of them."""
+    """Records every delta as well, and after each the number of tokens and characters of the request's first
+    choice."""
 
     def __init__(self) -> None:
         super().__init__()

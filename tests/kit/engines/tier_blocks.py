@@ -1,4 +1,4 @@
-"""Blocks whose bytes are known by their number, and what tests of tiers in trouble ask of any tier."""
+"""Blocks whose bytes follow from their number, and helpers for tests of failing tiers of any kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def put(tier: KvTier, *numbers: int) -> TierChange:
 
 
 def get(tier: KvTier, *numbers: int) -> int:
-    """How many blocks came; their bytes are always those that were put."""
+    """Return how many blocks were read; their bytes are always those that were stored."""
     targets = [bytearray(SIZE) for _ in numbers]
     found = tier.get([TierRead(block(n).key, memoryview(t)) for n, t in zip(numbers, targets, strict=True)])
     assert [bytes(target) for target in targets[:found]] == [content(n) for n in numbers[:found]]
@@ -48,7 +48,7 @@ def lookup(tier: KvTier, *numbers: int) -> int:
 
 
 def tend_until(tier: KvTier, condition: Callable[[], bool]) -> TierChange:
-    """Let the tier see to itself; what it told meanwhile."""
+    """Run the tier's maintenance; return the changes that it reports."""
     deadline = time.monotonic() + PATIENCE_S
     stored: list[TierBlock] = []
     removed: list[TierBlock] = []
@@ -66,7 +66,7 @@ def recover(tier: KvTier) -> TierChange:
 
 
 def asked_in_vain(tier: KvTier) -> int:
-    """How many calls fail before the tier is left alone, of very many."""
+    """Return how many of very many calls fail before the tier is not used any more."""
     before = tier.load().failures
     for _ in range(100):
         assert lookup(tier, 1) == get(tier, 1) == 0
@@ -76,7 +76,7 @@ def asked_in_vain(tier: KvTier) -> int:
 
 
 class Lines:
-    """What the tiers wrote to the log."""
+    """Log records of the tiers."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
@@ -92,7 +92,7 @@ class Lines:
 
 
 def sound(number: int, mark: bytes = PRINT, key: int | None = None) -> bytes:
-    """A blob of a block's bytes, as it is kept."""
+    """A stored blob of a block's bytes."""
     kept = block(number) if key is None else TierBlock(block(key).key, number + 1, number)
     return make_header(mark, kept, memoryview(content(number))) + content(number)
 

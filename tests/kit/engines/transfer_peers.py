@@ -1,4 +1,4 @@
-"""Agents of the transfer port under observation: one with memory of its own, here or in its own process.
+"""Agents of the transfer port for tests: each with its own memory, in this process or its own.
 
 `python -m tests.kit.engines.transfer_peers FD NAME KIND` serves an agent to the test that started it.
 """
@@ -24,7 +24,7 @@ from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, KvTransfer, Of
 BLOCKS = 64
 LAYERS = 3
 HEADS = 4
-# What the server that forks agents imports, once for all of them.
+# What the fork server imports, once for all agents.
 _PRELOADED = [
     "pytest",
     __name__,
@@ -36,10 +36,10 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 
 class Peer(Protocol):
-    """One agent and its KV. Time stands still but for `advance`."""
+    """One agent and its KV. Its clock changes only in `advance`."""
 
     def start(self, block_bytes: int, dtype: str = "float32", tensor_parallel_size: int = 1) -> str:
-        """Allocate and register one rank's KV; returns the endpoint."""
+        """Allocate and register one rank's KV; return the endpoint."""
         ...
 
     def write(self, block: int, value: int) -> None:
@@ -82,7 +82,7 @@ class Peer(Protocol):
         ...
 
     def advance(self, seconds: float) -> None:
-        """Move this peer's clock."""
+        """Advance this peer's clock."""
         ...
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Peer(Protocol):
 
 
 class LocalPeer:
-    """A peer in this process; `make` builds its agent from the clock that it is given."""
+    """A peer in this process; `make` builds its agent from a clock."""
 
     def __init__(self, make: Callable[[Callable[[], float]], KvTransfer]) -> None:
         self._seconds = 0.0
@@ -158,8 +158,8 @@ class LocalPeer:
 
 
 class ForkedPeer:
-    """A LocalPeer in a process of its own, forked from one that has imported what agents need. `kind` is that
-    of TransferSpec; `ucx` are UCX_* variables. The process ends without running exit handlers."""
+    """A LocalPeer in its own process, forked from one that has imported what agents need. `kind` as in
+    TransferSpec; `ucx` are UCX_* variables. The process exits without running exit handlers."""
 
     def __init__(self, name: str, kind: str = "nixl", **ucx: str) -> None:
         _FORKS.set_forkserver_preload(_PRELOADED)
@@ -187,7 +187,7 @@ class ForkedPeer:
 
 
 class ProcessPeer:
-    """The same in a process started by itself, which ends as any Python process does."""
+    """The same in a separately started process, which exits as any Python process does."""
 
     def __init__(self, name: str, kind: str = "nixl", **ucx: str) -> None:
         mine, theirs = socket.socketpair()
@@ -208,7 +208,7 @@ class ProcessPeer:
         return partial(_call, self._connection, method)
 
     def end(self) -> int:
-        """End the process; its exit status, below zero where a signal ended it."""
+        """Terminate the process; return its exit status, negative for a signal."""
         self._connection.close()
         try:
             return self._process.wait(timeout=10)
@@ -231,7 +231,7 @@ def _forked(connection: Connection, name: str, kind: str, ucx: Mapping[str, str]
 
 
 def serve(connection: Connection, name: str, kind: str) -> None:
-    """Answer calls until the other side is gone."""
+    """Answer calls until the other side closes the connection."""
     peer = LocalPeer(lambda now: _agent(name, kind, now))
     while True:
         try:

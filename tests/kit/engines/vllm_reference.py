@@ -1,4 +1,4 @@
-"""vLLM alone, in this process and with nothing of ours: what it says is what the whole stack has to say.
+"""vLLM alone in this process, without our code: the reference for the output of the whole stack.
 
 float32 and one thread, as in the deployment under test, so that equal requests have equal tokens.
 """
@@ -17,7 +17,7 @@ from kvasir_workers.engines.vllm.setup.arguments import environment
 
 
 class Reference:
-    """One engine of the model in `folder`, with the LoRA `adapter`. Each call is a batch of its own."""
+    """One engine of the model in `folder`, with the LoRA `adapter`. Each call is a separate batch."""
 
     def __init__(self, folder: Path, adapter: Path, *, max_model_len: int) -> None:
         from vllm import LLM
@@ -50,19 +50,19 @@ class Reference:
         return done
 
     def close(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         self._llm.llm_engine.engine_core.shutdown()
 
 
 @contextmanager
 def reference(folder: Path, adapter: Path, *, max_model_len: int) -> Iterator[Reference]:
-    """A running one; the environment that it needs is put back at the end."""
+    """A running reference; its environment variables are restored at the end."""
     before = dict(os.environ)
     deployment = Deployment()
     os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
     try:
         with warnings.catch_warnings():
-            # What vLLM and torch warn each other of while an engine starts is no fault of a test's.
+            # Warnings of vLLM and torch while an engine starts are not the test's.
             warnings.simplefilter("ignore")
             made = Reference(folder, adapter, max_model_len=max_model_len)
         try:

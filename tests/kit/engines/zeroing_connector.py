@@ -1,4 +1,4 @@
-"""The control of the equality tests: a connector that moves the KV, and then zeroes what arrived."""
+"""The control of the equality tests: a connector that moves the KV and then zeroes the received blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvasir_workers.connector import connector
 
 
 class KvasirConnector(connector.KvasirConnector):
-    """Loaded by vLLM in place of the product's, by a test that names this module."""
+    """Loaded by vLLM in place of the product's connector, by a test that names this module."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Keep the tensors."""
@@ -19,7 +19,7 @@ class KvasirConnector(connector.KvasirConnector):
         super().register_kv_caches(kv_caches)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Zero the blocks of every pull that ended."""
+        """Zero the blocks of every completed pull."""
         for order in self._orders().pulls:
             self._targets[order.pull_id] = list(order.targets)
         results = super().get_transfer_results(finished_req_ids)

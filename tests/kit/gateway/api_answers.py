@@ -1,4 +1,4 @@
-"""What a client makes of an answer: its bytes taken apart, and the chunks of a stream joined."""
+"""HTTP answers as a client sees them: parsed bytes, and the joined chunks of a stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMING = b"server-timing: total;dur=2.00\r\n"
 
 
 class RecordingWire:
-    """Keeps what is written."""
+    """Records what is written."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -33,7 +33,7 @@ class RecordingWire:
         self.writes += 1
 
     def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> None:
-        """Takes the ordinary way."""
+        """There is no lane: the fast path is not used."""
 
     def answered(self, *, close: bool) -> None:
         self.closed = close
@@ -44,7 +44,8 @@ class RecordingWire:
 
 @dataclass
 class Received:
-    """One answer as a client sees it. `events` are those of a stream, decoded, without the last, `[DONE]`."""
+    """One answer as a client sees it. `events` are the decoded events of a stream, without the last,
+    `[DONE]`."""
 
     status: int
     headers: dict[str, str]
@@ -63,13 +64,13 @@ class Received:
 
 
 def exchange_on(wire: RecordingWire, headers: dict[bytes, bytes] | None = None) -> Exchange:
-    """An exchange whose answer goes to `wire`."""
+    """An exchange whose answer is written to `wire`."""
     request = HttpRequest("POST", "/", headers or {}, b"", keep_alive=True, chunked=True)
     return Exchange(request, "r", 0.0, wire)
 
 
 def received(sent: bytes) -> Received:
-    """`sent` as one answer. Raises ValueError where it is no well-formed one."""
+    """Parse `sent` as one answer. Raise ValueError if it is malformed."""
     head, _, rest = sent.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = _headers(lines)
@@ -104,8 +105,8 @@ def streamed(
     headers: dict[bytes, bytes] | None = None,
     lags: dict[int, bool] | None = None,
 ) -> Received:
-    """The stream of `deltas`; before delta number i the client begins to lag where `lags[i]` is true, and has
-    caught up where it is false."""
+    """The stream of `deltas`. Before delta number i the client begins to lag if `lags[i]` is true, and has
+    caught up if it is false."""
     wire = RecordingWire()
     exchange = exchange_on(wire, headers)
     answer = StreamedAnswer(exchange, head, ChatShape() if chat else CompletionShape(), lambda: FIRST_TIMING)
@@ -132,8 +133,8 @@ def whole(
 
 
 def joined(events: list[Any], *, chat: bool = True) -> dict[str, Any]:
-    """What a client that puts the chunks of a stream together has in the end, in the shape of a whole
-    answer. Empty logprobs are None and empty lists of ids are missing, in both."""
+    """The answer that a client builds from a stream's chunks, in the shape of a whole answer. Empty logprobs
+    are None and empty lists of ids are missing, in both."""
     choices: dict[int, dict[str, Any]] = {}
     made: dict[str, Any] = {}
     for event in events:
@@ -162,7 +163,7 @@ def joined(events: list[Any], *, chat: bool = True) -> dict[str, Any]:
 
 
 def plain(answer: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer without what a stream cannot tell apart."""
+    """A whole answer without the differences that a stream cannot represent."""
     for choice in answer["choices"]:
         shown = choice.get("logprobs") or {}
         if not (shown.get("content") or shown.get("tokens")):

@@ -1,6 +1,6 @@
-"""What a request to a Kubernetes API server asks for, who may ask it, and which objects it selects.
+"""Parses and authorizes requests to a Kubernetes API server, and selects objects.
 
-The part of the in-test API server that is pure: paths, verbs, RBAC, selectors, merge patches.
+The pure part of the in-test API server: paths, verbs, RBAC, selectors, merge patches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VERBS = {
     "PATCH": ("patch", ""),
     "DELETE": ("delete", "deletecollection"),
 }
-"""With a name in the path, and without."""
+"""With and without a name in the path."""
 _PATH = re.compile(
     r"(?P<root>/api/v1|/apis/(?P<group>[^/]+)/v[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
     r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[^/]+))?"
@@ -41,7 +41,7 @@ _TERM = re.compile(r"\s*(!?)\s*([^\s!=,()]+)\s*(?:(==|=|!=|in\b|notin\b)\s*(\([^
 
 
 class Refused(Exception):
-    """Answered by a Status."""
+    """Answered with a Status."""
 
     def __init__(self, code: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as RBAC sees it. `resource` has its subresource, as in `pods/status`."""
+    """A request as RBAC sees it. `resource` includes its subresource, as in `pods/status`."""
 
     verb: str
     group: str
@@ -76,7 +76,7 @@ class Request:
 
     @classmethod
     def read(cls, method: str, target: str, user: str, body: bytes) -> Request:
-        """Raises Refused for what no API server serves."""
+        """Parse a request. Raise Refused for what no API server serves."""
         parts = urlsplit(target)
         found = _PATH.fullmatch(unquote(parts.path))
         if found is None:
@@ -104,7 +104,7 @@ class Request:
         )
 
     def forbidden(self) -> Refused:
-        """In the words of the real one."""
+        """The message of the real API server."""
         whole = f"{self.resource}.{self.group}" if self.group else self.resource
         named = f' "{self.name}"' if self.name else ""
         return Refused(
@@ -114,11 +114,11 @@ class Request:
         )
 
     def covers(self, collection: str) -> bool:
-        """A collection without a namespace is that of all namespaces."""
+        """A collection without a namespace contains all namespaces."""
         return self.collection in (collection, re.sub(r"/namespaces/[^/]+/", "/", collection))
 
     def selects(self, value: Object) -> bool:
-        """Whether its selectors do. Raises Refused for one that cannot be read."""
+        """Whether an object matches the selectors. Raise Refused for a malformed one."""
         names = {"metadata.name": value["metadata"]["name"], "metadata.namespace": self.namespace}
         labels = value["metadata"].get("labels") or {}
         by_label, by_field = self.query.get("labelSelector", ""), self.query.get("fieldSelector", "")
@@ -127,7 +127,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a Role allows, in the words of its `rules`. A namespace `*` is every one."""
+    """The permissions of a Role, from its `rules`. The namespace `*` matches all."""
 
     groups: tuple[str, ...]
     resources: tuple[str, ...]
@@ -136,7 +136,7 @@ class Rule:
 
     @classmethod
     def of_role(cls, role: Object) -> tuple[Rule, ...]:
-        """The rules of the manifest of a Role, or of a ClusterRole, which hold in every namespace."""
+        """The rules in the manifest of a Role, or of a ClusterRole, which apply to all namespaces."""
         namespace = role["metadata"].get("namespace", "default") if role["kind"] == "Role" else "*"
         return tuple(
             cls(tuple(rule["apiGroups"]), tuple(rule["resources"]), tuple(rule["verbs"]), namespace)
@@ -153,7 +153,7 @@ class Rule:
 
 
 def matches(selector: str, labels: Mapping[str, str]) -> bool:
-    """Whether labels, or fields, fit a selector of equality and sets. Raises Refused."""
+    """Whether labels or fields match a selector (equality and sets). Raise Refused."""
     at = 0
     while at < len(selector):
         term = _TERM.match(selector, at)
@@ -172,7 +172,7 @@ def matches(selector: str, labels: Mapping[str, str]) -> bool:
 
 
 def merged(before: Any, given: Any) -> Any:
-    """`before` with a merge patch (RFC 7386)."""
+    """Apply a merge patch (RFC 7386) to `before`."""
     if not isinstance(given, dict):
         return given
     made = dict(before) if isinstance(before, dict) else {}

@@ -1,4 +1,4 @@
-"""Chats with a model that has parsers, each whole and streamed, which must be the same; and such a model."""
+"""Chats with a model that has parsers, each whole and streamed with equal results; and such a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 MODEL = "kvasir-tiny"
 USER: Any = [{"role": "user", "content": "Hello"}]
 AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}
-"""Without reasoning first."""
+"""Disables reasoning."""
 
 
 def chat(client: openai.OpenAI, *, extra: dict[str, Any] = AT_ONCE, **fields: Any) -> Any:
-    """A chat's first choice, whole, after the same one was streamed and put together to the same."""
+    """Return the first choice of a whole chat, after checking that the same chat streamed is equal."""
     asked = {"model": MODEL, "messages": USER, "temperature": 0, "max_tokens": 300, **fields}
     answer = client.chat.completions.create(**asked, extra_body=extra)
     tools = asked.get("tools", openai.omit)
@@ -48,8 +48,8 @@ def called(choice: Any) -> list[tuple[str, str]]:
 
 
 def thinking_model(source: Path, folder: Path) -> Path:
-    """`source`, which is kvasir-tiny, copied to `folder` with names for two of its tokens by which vLLM knows
-    where reasoning begins and ends."""
+    """Copy `source`, which is kvasir-tiny, to `folder` with names for two of its tokens that mark the start
+    and end of reasoning for vLLM."""
     shutil.copytree(source, folder)
     names = {"<|system|>": "<think>", "<|tool|>": "</think>"}
     tokenizer, config = folder / "tokenizer.json", folder / "tokenizer_config.json"

@@ -1,4 +1,4 @@
-"""A small HTTP server that judges texts as a test tells it to, and keeps what it was asked."""
+"""A small HTTP server that returns scripted verdicts on texts and records its requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Reply = Callable[[dict[str, Any]], object]
-"""What a question is answered with: a verdict, or an HTTP answer as bytes, or None for no answer at all."""
+"""The answer to a request: a verdict, an HTTP answer as bytes, or None for no answer at all."""
 
 
 @dataclass
 class ClassifierServer:
-    """Where it listens, what it says, and what it was asked. While `gate` is clear it answers nobody."""
+    """Its address, scripted answer and recorded requests. While `gate` is clear it does not answer."""
 
     port: int = 0
     reply: Reply = field(default=lambda _: {"flagged": False})
@@ -80,5 +80,5 @@ async def classifier_server(reply: Reply | None = None) -> AsyncIterator[Classif
 
 
 def status(code: int, more: bytes = b"") -> bytes:
-    """An HTTP answer with nothing in it."""
+    """An empty HTTP answer."""
     return b"HTTP/1.1 %d X\r\n%bcontent-length: 0\r\n\r\n" % (code, more)

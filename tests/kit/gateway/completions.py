@@ -1,6 +1,5 @@
-"""Completions of every origin in one form: whole from the gateway, streamed, and from vLLM itself; and what
-OpenAI's client does not show of a stream.
-"""
+"""Completions of every origin in one form: whole from the gateway, streamed, and from vLLM itself; and parts
+of a stream that OpenAI's client does not expose."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Any
 
 
 def put_together(chunks: list[Any]) -> list[dict[str, Any]]:
-    """The choices of a stream: text, ids, why it ended, and its logprobs."""
+    """The choices of a stream: text, ids, finish reason, and logprobs."""
     made: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -44,7 +43,7 @@ def whole(answer: Any) -> list[dict[str, Any]]:
 
 
 def of_vllm(done: Any) -> list[dict[str, Any]]:
-    """The same of vLLM's own output, but for logprobs."""
+    """The same of vLLM's output, without logprobs."""
     return [
         {
             "text": output.text,
@@ -58,8 +57,7 @@ def of_vllm(done: Any) -> list[dict[str, Any]]:
 
 
 def sent_before_the_end(address: str, body: dict[str, Any], chunks: int) -> list[dict[str, Any]]:
-    """The events of a stream whose client says after `chunks` of them that it is done, and reads on to see
-    all that it was sent."""
+    """The events of a stream whose client half-closes after `chunks` of them and reads on to the end."""
     with _asked(address, "/v1/completions", body, "") as sock:
         received = b""
         while received.count(b"data: ") < chunks:
@@ -70,7 +68,7 @@ def sent_before_the_end(address: str, body: dict[str, Any], chunks: int) -> list
 
 
 def trailers(address: str, path: str, body: dict[str, Any]) -> str:
-    """What stands behind the last event of a stream, for a client that takes trailers."""
+    """The trailers after a stream's last event, for a client that accepts them."""
     with _asked(address, path, body, "TE: trailers\r\nConnection: close\r\n") as sock:
         return _rest(sock).rpartition(b"\r\n0\r\n")[2].decode()
 

@@ -1,4 +1,4 @@
-"""A Connection without loop and socket: time, the peer's reading and the handler are the test's own."""
+"""A Connection without loop and socket: the test controls time, the peer's reading and the handler."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kvasir_platform.gateway.http.listener import Listener
 
 
 class FakeSocket:
-    """Takes options."""
+    """Accepts socket options."""
 
     def setsockopt(self, *_: object) -> None:
         """Nothing."""
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps what is written; `half` after write_eof, `gone` after close or abort."""
+    """Records what is written; `half` after write_eof, `gone` after close or abort."""
 
     def __init__(self) -> None:
         super().__init__({"socket": FakeSocket(), "peername": ("192.0.2.1", 5)})
@@ -35,21 +35,21 @@ class FakeTransport(asyncio.Transport):
         """Nothing."""
 
     def write(self, data: Any) -> None:
-        """Keep it; nothing may come after the end."""
+        """Record the data; nothing may be written after the end."""
         assert not self.half, "written after the end"
         if not self.gone:
             self.sent += data
 
     def pause_reading(self) -> None:
-        """Take nothing more."""
+        """Stop reading."""
         self.reading = False
 
     def resume_reading(self) -> None:
-        """Take more."""
+        """Resume reading."""
         self.reading = True
 
     def can_write_eof(self) -> bool:
-        """As TCP."""
+        """Half-closing is possible, as with TCP."""
         return True
 
     def write_eof(self) -> None:
@@ -57,11 +57,11 @@ class FakeTransport(asyncio.Transport):
         self.half = True
 
     def close(self) -> None:
-        """End."""
+        """Close."""
         self.gone = True
 
     def abort(self) -> None:
-        """End."""
+        """Close."""
         self.gone = True
 
 
@@ -84,7 +84,7 @@ class Bench:
         self.connection = HttpConnection(cast(Listener, self), limits)
         self.connection.connection_made(self.transport)
 
-    # -- what a connection wants of the loop and the listener
+    # -- the loop and the listener
 
     def time(self) -> float:
         return self.now_s
@@ -115,17 +115,17 @@ class Bench:
     def exchange(self, request: HttpRequest, request_id: str, wire: ExchangeWire) -> Exchange:
         return Exchange(request, request_id, self.now_s, wire)
 
-    # -- what a test does
+    # -- for tests
 
     def turn(self) -> None:
-        """Run what is due, and tell the connection of its transport's end."""
+        """Run due callbacks, and report the transport's end to the connection."""
         while self.soon:
             self.soon.popleft()()
         if self.transport.gone and self.open:
             self.connection.connection_lost(None)
 
     def feed(self, data: bytes) -> bool:
-        """Deliver bytes, if the connection takes any; a loop delivers none after the end."""
+        """Deliver bytes if the connection reads; a loop delivers none after the end."""
         if self.transport.gone or not self.transport.reading:
             return False
         self.connection.data_received(data)
@@ -133,7 +133,7 @@ class Bench:
         return True
 
     def later(self, seconds: float) -> None:
-        """Let time pass; a deadline that is over is told."""
+        """Advance time and run expired timers."""
         self.now_s += seconds
         if self.open and self.connection.deadline <= self.now_s:
             self.connection.expire()

@@ -26,30 +26,30 @@ WELCOME = EdgeWelcome(b"{}", [("127.0.0.1", 1)])
 
 @dataclass
 class Heard:
-    """What the core has heard of its edge beside requests."""
+    """What the core received from its edge besides requests."""
 
     started: list[tuple[str, int]] = field(default_factory=list)
     failed: list[ErrorNote] = field(default_factory=list)
     lost: int = 0
 
     def note_lost(self) -> None:
-        """The link is gone."""
+        """The link is closed."""
         self.lost += 1
 
 
 @dataclass
 class Linked:
-    """Both ends."""
+    """Both ends of a link."""
 
     link: CoreLink
     end: CoreEndpoint
     core: CoreParts
     heard: Heard
     frames: list[ToEdge]
-    """What has come to the edge."""
+    """Messages that the edge received."""
 
     def hold(self, *, holding: bool = True) -> None:
-        """The edge's process does not get to read, as one that is stopped; or it does again."""
+        """Stop the edge's reading, as in a stopped process, or resume it."""
         transport = self.link._pipe._transport
         assert isinstance(transport, asyncio.Transport)
         if holding:
@@ -58,14 +58,14 @@ class Linked:
             transport.resume_reading()
 
     def say_raw(self, data: bytes) -> None:
-        """Bytes from the edge that its code would not send."""
+        """Send bytes that the edge's code would not send."""
         transport = self.link._pipe._transport
         assert transport is not None
         transport.write(data)
 
 
 def page(exchange: Exchange) -> None:
-    """A page that shows what was asked for."""
+    """A page that shows its request."""
     exchange.respond(200, exchange.request.path.encode() + exchange.request.body)
 
 
@@ -93,7 +93,7 @@ async def linked(
     max_waiting_bytes: int = MAX_WAITING_BYTES,
     fast_path: bool = True,
 ) -> AsyncIterator[Linked]:
-    """A link that lives until the block ends."""
+    """A link that is open until the context ends."""
     ours, theirs = socket.socketpair()
     heard = Heard()
     end = CoreEndpoint(

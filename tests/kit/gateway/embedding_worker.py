@@ -1,4 +1,4 @@
-"""A worker that embeds, as it names itself to a router."""
+"""An embedding worker as it describes itself to a router."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvasir.core.requests import Role
 
 
 def embedding_worker(worker_id: str, epoch: int = 1) -> WorkerIdentity:
-    """Of the pool `vectors`."""
+    """A worker of the pool `vectors`."""
     return WorkerIdentity(
         worker_id=worker_id,
         epoch=epoch,

@@ -1,4 +1,4 @@
-"""An encoder that can be made to be wrong, and what tests of tokenizing share."""
+"""An encoder with injectable errors, and shared helpers of tokenizing tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ids_of(reference: Reference, text: str, special: bool = False) -> list[array
 
 
 class Liar:
-    """An encoder that gets what has `wrong` in it wrong, or fails at it."""
+    """An encoder that encodes texts with `wrong` in them incorrectly, or raises on them."""
 
     fast = True
     failures = 0

@@ -1,5 +1,5 @@
-"""An edge that does as its core's welcome says, for tests of what the core does about it: `serve`, `refuse`
-to start, `die` before it listens, or be `deaf` once it has."""
+"""An edge whose behaviour is set by its core's welcome: `serve`, `refuse` to start, `die` before it listens,
+or be `deaf` once it listens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvasir_platform.edge.frames import note_of
 
 
 async def main(link_fd: int) -> int:
-    """Returns the exit status."""
+    """Return the exit status."""
     link = CoreLink(MonotonicClock())
     welcome = await link.connect(socket.socket(fileno=link_fd))
     host, port = welcome.addresses[0]

@@ -1,4 +1,4 @@
-"""A whole gateway on a real socket in front of a scripted router, for tests of what HTTP clients can do."""
+"""A whole gateway on a real socket in front of a scripted router, for tests with HTTP clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Edge:
 
 @cache
 def _tokenizer() -> ModelTokenizer:
-    """The tokenizer of the default model. Loading proves the fast one equal, which takes most of a second."""
+    """The tokenizer of the default model. Loading verifies the fast one, which takes most of a second."""
     return ModelTokenizer.from_folder(resolve_model(Deployment().model.source), TokenizerSpec())
 
 
@@ -46,7 +46,7 @@ def _models(deployment: Deployment) -> ModelTable:
 async def serving(
     spec: GatewaySpec | None = None, *, listen: socket.socket | None = None, **parts: object
 ) -> AsyncIterator[Edge]:
-    """A gateway of the default model that serves until the block ends. `parts` are further fields of the
+    """A gateway of the default model that serves until the context ends. `parts` are further fields of the
     deployment."""
     gateway_spec = GatewaySpec(port=0, drain_timeout_s=0.0) if spec is None else spec
     deployment = Deployment.model_validate({"gateway": gateway_spec, **parts})

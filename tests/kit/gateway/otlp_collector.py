@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector that only listens: what a deployment tells a real one, over the same gRPC."""
+"""An OpenTelemetry collector that records what a deployment exports, over the same gRPC as a real one."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """`address` is what it listens at; `spans` is all that it was sent, in the words of OTLP."""
+    """Listens at `address`; `spans` are all received spans, as OTLP messages."""
 
     def __init__(self) -> None:
         self.address = ""
         self.spans: list[Any] = []
 
     def Export(self, request: Any, _context: Any) -> Any:
-        """Take spans."""
+        """Record the spans."""
         for resource in request.resource_spans:
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def of_trace(self, trace: str) -> dict[str, Any]:
-        """The spans of one trace by their names."""
+        """The spans of one trace by name."""
         return {span.name: span for span in list(self.spans) if span.trace_id.hex() == trace}
 
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    """One that listens on a free port of this machine."""
+    """A collector on a free port of this machine."""
     made = Collector()
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)

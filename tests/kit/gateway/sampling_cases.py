@@ -1,7 +1,7 @@
-"""Every sampling field of the API, each with a request in which it changes what kvasir-tiny says.
+"""Every sampling field of the API, each with a request for which it changes kvasir-tiny's output.
 
-Each case is asked of the whole stack and of vLLM alone, with the same ids for a prompt. A field that was lost
-on the way would leave `beside`, the same request without it.
+Each case is sent to the whole stack and to vLLM alone, with the same prompt ids. A lost field would give the
+output of `beside`, the same request without it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 PSALM = [0, 1056, 337, 611, 290, 737]
 """And it came to pass"""
 HELLO = [0, 4, 47, 704, 86, 6, 5]
-"""A chat that begins with Hello, to whose answer the model finds an end."""
+"""A chat that begins with Hello, whose answer ends before the token limit."""
 KING, ISRAEL, END = 587, 617, 6
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
@@ -22,7 +22,7 @@ DRAWN: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24, "seed": 3}
 @dataclass(frozen=True)
 class Case:
     """`fields` are added to `beside` in the body of a completion, and in vLLM's SamplingParams. `shows`: they
-    change what is said."""
+    change the output."""
 
     name: str
     fields: dict[str, Any]
@@ -32,7 +32,7 @@ class Case:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What a client sends."""
+        """The body that a client sends."""
         return {**self.beside, **self.fields}
 
     @property
@@ -61,7 +61,7 @@ CASES = (
     Case("min_tokens", {"min_tokens": 12}, {**GREEDY, "stop_token_ids": [KING]}),
     Case("ignore_eos", {"ignore_eos": True}, {**GREEDY, "max_tokens": 32}, HELLO),
     Case("skip_special_tokens", {"skip_special_tokens": False}, _SHOWN, HELLO),
-    # Of use to tokenizers of another kind than this model's.
+    # Has an effect only with tokenizers of another kind than this model's.
     Case(
         "spaces_between_special_tokens",
         {"spaces_between_special_tokens": False},

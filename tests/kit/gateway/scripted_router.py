@@ -1,7 +1,7 @@
-"""A router that does what a test tells it to: for the gateway's tests and its benchmark.
+"""A scripted router for the gateway's tests and its benchmark.
 
-It keeps the port's obligations (one end per request, nothing after a cancel), so that a gateway that
-works against it works against the real one.
+It keeps the port's obligations (one end per request, nothing after a cancel), so that a gateway that works
+with it works with the real one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvasir.ports.router import (
 
 @dataclass
 class ScriptedStream:
-    """One request that the gateway submitted, and the handle to answer it with."""
+    """One request that the gateway submitted, with methods to answer it."""
 
     request: Request
     sink: StreamSink
@@ -78,7 +78,7 @@ class ScriptedStream:
         )
 
     def embed(self, vector: Iterable[float], *, cached: int = 0) -> None:
-        """Answer a request for an embedding with `vector`, and end it well."""
+        """Answer an embedding request with `vector` and end it successfully."""
         if self.live:
             self.first_s = self.clock.now()
             done = Delta(
@@ -92,7 +92,7 @@ class ScriptedStream:
             self.finish(cached=cached)
 
     def finish(self, *, cached: int = 0, moved_bytes: int = 0, transfer_s: float = 0.0) -> None:
-        """End the request well, after a transfer of `moved_bytes` that took `transfer_s` seconds."""
+        """End the request successfully, after a transfer of `moved_bytes` that took `transfer_s` seconds."""
         if self.live:
             self.live = False
             self.sink.on_finish(self.summary("ok", cached, moved_bytes, transfer_s))
@@ -106,7 +106,7 @@ class ScriptedStream:
     def summary(
         self, outcome: str, cached: int, moved_bytes: int = 0, transfer_s: float = 0.0
     ) -> RequestSummary:
-        """What a router would say of the request now."""
+        """The decision record of the request."""
         arrival = self.request.arrival_s
         return RequestSummary(
             request_id=self.request.request_id,
@@ -132,7 +132,7 @@ class ScriptedStream:
 
 
 class ScriptedRouter:
-    """RouterPort for tests. `script`, if set, answers each request from the next turn of the loop."""
+    """RouterPort for tests. `script`, if set, answers each request in the next iteration of the loop."""
 
     def __init__(self, clock: Clock, script: Callable[[ScriptedStream], None] | None = None) -> None:
         self._clock = clock
@@ -150,7 +150,7 @@ class ScriptedRouter:
         self.refusal: KvasirError | None = None
 
     def submit(self, request: Request, sink: StreamSink) -> None:
-        """Keep the request, or raise `refusal` if one is set."""
+        """Record the request, or raise `refusal` if one is set."""
         if self.refusal is not None:
             raise self.refusal
         stream = ScriptedStream(request, sink, self._clock)
@@ -160,7 +160,7 @@ class ScriptedRouter:
             asyncio.get_running_loop().call_soon(self.script, stream)
 
     def cancel(self, request_id: str) -> None:
-        """Note the cancel; nothing more reaches the sink."""
+        """Record the cancel; the sink receives nothing more."""
         self.cancelled.append(request_id)
         self._cancelled.set()
         for stream in self.streams:
@@ -176,13 +176,13 @@ class ScriptedRouter:
         return self.records.get(request_id)
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
-        """Note the wish, or raise `refusal` if one is set."""
+        """Record the request to drain, or raise `refusal` if one is set."""
         if self.refusal is not None:
             raise self.refusal
         self.drains.append((worker_id, draining, reason))
 
     def brownout(self, model: str) -> BrownoutView:
-        """See RouterPort: as `browned_out` says."""
+        """See RouterPort: the value of `browned_out`."""
         return self.browned_out
 
     def admission(self) -> dict[str, AdmissionView]:
@@ -198,7 +198,7 @@ class ScriptedRouter:
         return dict(self.reasons)
 
     async def submitted(self, count: int = 1) -> ScriptedStream:
-        """Wait until `count` requests have come; returns the last of them."""
+        """Wait until `count` requests have arrived; return the last of them."""
         while len(self.streams) < count:
             self._submitted.clear()
             await self._submitted.wait()

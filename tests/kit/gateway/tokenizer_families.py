@@ -1,4 +1,4 @@
-"""Small tokenizers built as those of well-known models are, trained in a moment on what is at hand."""
+"""Small tokenizers with the structure of well-known models' tokenizers, trained quickly on local text."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def deepseek() -> Tokenizer:
 
 
 def digits() -> Tokenizer:
-    """As kvasir-tiny's."""
+    """With the structure of kvasir-tiny's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -112,7 +112,7 @@ def digits() -> Tokenizer:
 
 
 def stripping() -> Tokenizer:
-    """Added tokens that take white space, need word boundaries or are looked for in normalized text."""
+    """Added tokens that absorb white space, need word boundaries or match normalized text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -136,7 +136,7 @@ def _sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def llama2() -> Tokenizer:
-    """SentencePiece's BPE as it was converted first: spaces by normalizers, no words."""
+    """SentencePiece's BPE in its first conversion: spaces by normalizers, no words."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁"), behavior="merged_with_next")
@@ -147,7 +147,7 @@ def llama2() -> Tokenizer:
 
 
 def mistral() -> Tokenizer:
-    """SentencePiece's BPE with the space before the text's beginning alone."""
+    """SentencePiece's BPE with a space only at the text's beginning."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first", split=True)

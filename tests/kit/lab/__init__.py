@@ -1,1 +1,1 @@
-"""A lab of real processes: a fleet on loopback, the faults that can befall it, and what must hold after."""
+"""A lab of real processes: a fleet on loopback, faults to inject, and invariants to check afterwards."""

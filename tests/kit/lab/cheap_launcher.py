@@ -1,8 +1,8 @@
-"""A Launcher of cheap processes: what `kvasir up` does around a deployment, without Ray or an engine.
+"""A Launcher of cheap processes: the behaviour of `kvasir up` around a deployment, without Ray or an engine.
 
-Each replica is a sleeping process, optionally with a shared-memory file as engines leave them and with
-a daemonised child; the gateway is a small HTTP or HTTPS server that says it is ready. Everything can be
-told to fail, hang or refuse to die.
+Each replica is a sleeping process, optionally with a shared-memory file as engines leave them and with a
+daemonised child. The gateway is a small HTTP or HTTPS server that reports itself ready. Everything can be
+configured to fail, hang or ignore termination.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ server.serve_forever()
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What the replicas do besides sleeping. `fails` names a pool whose replicas end at once."""
+    """What replicas do besides sleeping. `fails` names a pool whose replicas exit at once."""
 
     shared_memory: bool = False
     orphan: bool = False
@@ -85,7 +85,7 @@ class CheapLauncher:
         self._ready: set[str] = set()
 
     async def start_cluster(self) -> None:
-        """Nothing carries the pools here."""
+        """There is no underlying process for the pools."""
 
     async def start_pools(self) -> None:
         behaviour = self._behaviour

@@ -1,7 +1,7 @@
 """A fleet of real processes on this machine: workers with simulated engines, and routers in front of them.
 
-Processes are the product's own (`kvasir-worker`, `kvasir-router`) with static discovery. A worker keeps its
-address over restarts; it may stand behind a proxy, or in a network namespace of its own.
+The processes are the product's own (`kvasir-worker`, `kvasir-router`) with static discovery. A worker keeps
+its address over restarts; it may run behind a proxy, or in its own network namespace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STARTING_AT_ONCE = 4
 
 @dataclass(slots=True)
 class LabWorker:
-    """One worker. `address` is where routers look for it; `reserved` ones have an address and no process
+    """One worker. `address` is where routers look for it; `reserved` workers have an address, but no process
     until they are started."""
 
     name: str
@@ -50,7 +50,7 @@ class LabWorker:
 
     @property
     def running(self) -> LabProcess:
-        """Its process. Raises RuntimeError when there is none."""
+        """Its process. Raise RuntimeError if there is none."""
         if self.process is None or not self.process.alive:
             raise RuntimeError(f"{self.name} is not running")
         return self.process
@@ -67,8 +67,8 @@ class LabRouter:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many processes of what. `reserved` addresses are known to routers, with nobody there at first;
-    `place` says what stands between routers and the workers of a pool."""
+    """Number of processes of each kind. `reserved` addresses are configured at routers, without a process at
+    first; `place` is what is between routers and the workers of a pool."""
 
     workers: Mapping[str, int]
     routers: int = 1
@@ -77,9 +77,9 @@ class Layout:
 
 
 class Fleet:
-    """Starts all of `layout` for `deployment`, whose discovery and ports it fills in, in `folder`. Use as
-    `async with`; afterwards no process and no namespace remains. `key` is an operator's, where the
-    deployment asks for keys."""
+    """Starts all of `layout` for `deployment` in `folder`; fills in discovery and ports. Use as `async with`:
+    afterwards no process and no namespace remains. `key` is an operator's key, if the deployment requires
+    keys."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Fleet:
         self._processes = Processes(folder)
         self._stack = AsyncExitStack()
         self._names = 0
-        # Not from the seed: two fleets of one seed may run side by side.
+        # Not from the seed: two fleets with the same seed may run at the same time.
         self._ports = _free_ports(Random())
 
     async def __aenter__(self) -> Self:
@@ -117,14 +117,14 @@ class Fleet:
         await self.close()
 
     async def close(self) -> None:
-        """End everything, in whatever state it is."""
+        """Terminate everything, in whatever state it is."""
         for worker in self.workers:
             if worker.proxy is not None:
                 worker.proxy.resume()
         await self._processes.close()
         await self._stack.aclose()
 
-    # -- what there is -----------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
@@ -132,31 +132,31 @@ class Fleet:
         return self.routers[0].address
 
     def pool(self, name: str) -> list[LabWorker]:
-        """The workers of a pool that run."""
+        """The running workers of a pool."""
         return [w for w in self.workers if w.pool == name and w.process is not None and w.process.alive]
 
     def pids(self) -> dict[str, int]:
-        """Every process that runs, by name."""
+        """Every running process, by name."""
         found = {router.name: router.process.pid for router in self.routers if router.process.alive}
         for worker in self.workers:
             if worker.process is not None and worker.process.alive:
                 found[worker.name] = worker.process.pid
         return found
 
-    # -- what can be done to it --------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     async def start_worker(self, worker: LabWorker) -> None:
-        """Start a reserved worker, or one that ended, at its own address. Raises StartError."""
+        """Start a reserved or exited worker at its own address. Raise StartError."""
         worker.process, said = await self._processes.start_ready(worker.name, worker.command, "serving")
         if worker.proxy is None:
             worker.address = str(said["address"])
 
     async def stop_worker(self, worker: LabWorker, grace_s: float) -> Proof:
-        """SIGTERM, and its end in good order within `grace_s`."""
+        """Send SIGTERM; the process must exit normally within `grace_s`."""
         return await worker.running.terminate(grace_s)
 
     async def add_router(self) -> LabRouter:
-        """Start one more router; it listens when this returns, and knows no worker yet."""
+        """Start another router; it listens when this returns, without sessions yet."""
         name = self._name("router")
         argv = [*_module("kvasir_platform.apps.router_app"), "--deployment", str(self._router_file())]
         process, said = await self._processes.start_ready(name, argv, "listening")
@@ -165,8 +165,8 @@ class Fleet:
         return router
 
     async def all_ready(self, router: LabRouter | None = None, within_s: float = _READY_S) -> float:
-        """Wait until a router (by default the first) has a session with every worker that runs; returns
-        how long that took. Raises TimeoutError."""
+        """Wait until a router (by default the first) has a session with every running worker; return the
+        seconds it took. Raise TimeoutError."""
         address = (router or self.routers[0]).address
         wanted = {w.address for w in self.workers if w.process is not None and w.process.alive}
 
@@ -181,7 +181,7 @@ class Fleet:
     async def _start(self) -> None:
         layout = self._layout
         if "namespace" in layout.place.values():
-            # Workers that listen beyond loopback demand a secret, and a word on certificates.
+            # Workers that listen beyond loopback require a secret, and a setting for certificates.
             token = self._folder / "token"
             token.write_text(secrets.token_hex(16))
             spec = self._deployment.worker.model_copy(update={"session_token_file": str(token)})
@@ -231,7 +231,7 @@ class Fleet:
     def _router_file(self) -> Path:
         endpoints = [f"{worker.pool}={worker.address}" for worker in self.workers]
         wanted = self._deployment.gateway
-        # As many processes on every machine.
+        # The same number of processes on every machine.
         edges = wanted.edges or 0
         edge = wanted.model_copy(update={"port": 0, "edges": edges})
         return self._write(
@@ -243,7 +243,7 @@ class Fleet:
         )
 
     def _write(self, name: str, changes: Mapping[str, Any]) -> Path:
-        # JSON is YAML too.
+        # JSON is valid YAML.
         path = self._folder / f"{name}.yaml"
         path.write_text(json.dumps(self._deployment.model_dump(mode="json") | dict(changes)))
         return path
@@ -258,8 +258,8 @@ def _module(name: str) -> list[str]:
 
 
 def _free_ports(rng: Random) -> Iterator[int]:
-    """Ports that nobody listens on, from below those that the kernel gives to outgoing connections: a
-    worker that is down for a while must find its own free when it comes back."""
+    """Free ports below the kernel's range for outgoing connections: a worker that is down for a while must
+    find its own port free when it restarts."""
     while True:
         port = rng.randrange(*_PORTS)
         with socket.socket() as sock:

@@ -1,4 +1,4 @@
-"""A gateway's pages, as tests of faults read them: /status as a value, /metrics as sums."""
+"""A gateway's pages for fault tests: /status as a value, /metrics as sums."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ANSWER_S = 5.0
 
 
 async def get(address: str, path: str, key: str = "") -> bytes:
-    """The body of a page at `host:port`, with an operator's API key where one is asked for. Raises
-    UpstreamError for an answer other than 200, or for none."""
-    # In a thread: a loop that is busy with streams of its own would count against the gateway's time.
+    """The body of a page at `host:port`, with an operator's API key if one is required. Raise UpstreamError
+    for an answer other than 200, or for none."""
+    # In a thread: other streams on this loop would otherwise delay the request and count against the gateway.
     return await asyncio.to_thread(_get, address, path, key)
 
 
@@ -46,18 +46,18 @@ async def status(address: str, key: str = "") -> dict[str, Any]:
 
 
 async def workers(address: str, key: str = "") -> dict[str, dict[str, Any]]:
-    """The workers of /status by their address."""
+    """The workers of /status by address."""
     return {worker["address"]: worker for worker in (await status(address, key))["workers"]}
 
 
 async def decision(address: str, request_id: str) -> dict[str, Any]:
-    """The record of why a request ran where it ran."""
+    """The decision record of a request."""
     page: dict[str, Any] = msgspec.json.decode(await get(address, f"/decisions/{request_id}"))
     return page
 
 
 def metric(text: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that carry all of `labels`; 0 when there are none."""
+    """The sum of a metric's samples that have all of `labels`; 0 without any."""
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
     total = 0.0
     for line in text.splitlines():
@@ -75,7 +75,7 @@ async def metrics(address: str, key: str = "") -> str:
 async def until(
     condition: Callable[[], Awaitable[bool]], within_s: float, what: str, clock: Clock, poll_s: float = 0.01
 ) -> float:
-    """Ask until it is true; returns how long that took in seconds. Raises TimeoutError with `what`."""
+    """Poll until the condition is true; return the seconds it took. Raise TimeoutError with `what`."""
     began = clock.now()
     while True:
         if await condition():

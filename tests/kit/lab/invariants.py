@@ -1,7 +1,7 @@
-"""What must hold after every exercise: nothing in flight, nothing pinned, nothing leaked.
+"""Invariants after every exercise: nothing in flight, nothing pinned, nothing leaked.
 
-Everything is read from outside, from the gateway's pages and from /proc, so that a process cannot be wrong
-about itself without being seen.
+Everything is read from outside, from the gateway's pages and from /proc, so that wrong state within a process
+is detected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvasir.core.errors import UpstreamError
 from kvasir.ports.clock import Clock
 
 SPARE_DESCRIPTORS = 8
-"""Connections that come and go by themselves: health checks, polls of these pages, snapshots."""
+"""Connections that open and close independently: health checks, polls of these pages, snapshots."""
 
 
 EMPTY_AT_REST = (
@@ -30,11 +30,11 @@ EMPTY_AT_REST = (
 
 
 class Violated(AssertionError):
-    """An invariant does not hold; the message says which, where, and by how much."""
+    """An invariant does not hold; the message has which, where, and by how much."""
 
 
 def invariant_violations(status: Mapping[str, Any], metrics: str) -> list[str]:
-    """What is not at rest on one router, of those workers that it has a session with."""
+    """What is not at rest on one router, among the workers that it has a session with."""
     found = []
     if status["in_flight"]:
         found.append(f"{status['in_flight']} requests in flight")
@@ -51,7 +51,7 @@ def invariant_violations(status: Mapping[str, Any], metrics: str) -> list[str]:
 
 
 def _unsettled(metrics: str) -> list[str]:
-    """What the router's own series say is left, or was broken."""
+    """Leftovers and violations in the router's own metrics."""
     found = []
     for name in EMPTY_AT_REST:
         if value := gateway.metric(metrics, name):
@@ -64,8 +64,8 @@ def _unsettled(metrics: str) -> list[str]:
 
 
 async def at_rest(fleet: Fleet, within_s: float) -> float:
-    """Wait until no router accounts for anything and no worker runs or pins anything; returns how long that
-    took. Raises Violated with what remains after `within_s`."""
+    """Wait until no router accounts for anything and no worker runs or pins anything; return the seconds it
+    took. Raise Violated with the rest after `within_s`."""
     left = ["nothing was read"]
 
     async def resting() -> bool:
@@ -88,26 +88,26 @@ async def at_rest(fleet: Fleet, within_s: float) -> float:
 
 
 class Running(Protocol):
-    """Processes by name, as a Fleet tells them."""
+    """Processes by name, from a Fleet."""
 
     def pids(self) -> dict[str, int]: ...
 
 
 class Descriptors:
-    """Open descriptors of a fleet's processes, to be compared when it is at rest again."""
+    """Open descriptors of a fleet's processes, to compare when it is at rest again."""
 
     def __init__(self, fleet: Running) -> None:
         self._fleet = fleet
         self._before = {pid: descriptors(pid) for pid in fleet.pids().values()}
 
     def grown(self) -> dict[str, int]:
-        """By how many each process that still runs has grown beyond what comes and goes."""
+        """Descriptors that each running process has gained, beyond those that open and close."""
         now = {name: (pid, descriptors(pid)) for name, pid in self._fleet.pids().items()}
         grown = {name: count - self._before[pid] for name, (pid, count) in now.items() if pid in self._before}
         return {name: by for name, by in grown.items() if by > SPARE_DESCRIPTORS}
 
     async def check(self, clock: Clock, within_s: float = 5.0) -> None:
-        """Raises Violated when some process has more than before, and still has after `within_s`."""
+        """Raise Violated if a process has more descriptors than before, and still has after `within_s`."""
 
         async def back() -> bool:
             return not self.grown()

@@ -1,4 +1,4 @@
-"""Load on a gateway, closed or open, and what became of it."""
+"""Closed and open load on a gateway, and its outcomes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _VOCABULARY = SimModel().vocab_size
 
 
 def asks(rng: Rng, prompt_tokens: int, tokens: int) -> Iterator[Ask]:
-    """Endlessly many different prompts of that length."""
+    """An endless iterator of different prompts of that length."""
     while True:
         yield Ask(tuple(2 + rng.randrange(_VOCABULARY - 2) for _ in range(prompt_tokens)), tokens)
 
 
 async def closed_loop(address: str, work: Iterable[Ask], width: int, clock: Clock) -> list[Outcome]:
-    """All of `work`, `width` at a time, in the order of their ends."""
+    """Run all of `work`, `width` at a time; outcomes are in the order of completion."""
     source, outcomes = iter(work), list[Outcome]()
 
     async def client() -> None:
@@ -35,10 +35,10 @@ async def closed_loop(address: str, work: Iterable[Ask], width: int, clock: Cloc
 
 
 class OpenLoop:
-    """Requests that arrive at random times, `rate` a second in the mean, whatever becomes of those before.
+    """Requests that arrive at random times, `rate` per second on average, independent of earlier ones.
 
-    `addresses` are taken in turn. At most `limit` streams are under way; an arrival beyond is counted in
-    `skipped`, since a load that silently became lighter would prove nothing.
+    `addresses` are used in turn. At most `limit` streams run at a time. An arrival beyond the limit is
+    counted in `skipped`, because a load that silently became lighter would prove nothing.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class OpenLoop:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._arriving = asyncio.ensure_future(self._arrive())
 
     @property
     def under_way(self) -> int:
-        """Streams that have not ended."""
+        """The running streams."""
         return len(self._under_way)
 
     async def stop(self, grace_s: float = 60.0) -> list[Outcome]:
-        """Send no more and wait for what is under way. Raises TimeoutError when that takes longer."""
+        """Stop sending and wait for running streams. Raise TimeoutError."""
         if self._arriving is not None:
             self._arriving.cancel()
             await asyncio.gather(self._arriving, return_exceptions=True)
@@ -105,8 +105,8 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of many streams. Gaps and times to first token are of streams that ended well, in
-    seconds; `gap_p99_s` is over each stream's longest."""
+    """Results of many streams. Gaps and TTFT are of successful streams, in seconds; `gap_p99_s` is over the
+    longest gap of each stream."""
 
     streams: int
     exact: int
@@ -117,12 +117,12 @@ class Tally:
 
     @property
     def all_exact(self) -> bool:
-        """Whether every stream got exactly what it should."""
+        """Whether every stream got exactly its tokens."""
         return self.exact == self.streams
 
 
 def tally(outcomes: Sequence[Outcome]) -> Tally:
-    """Checks every answer; costs some microseconds a token."""
+    """Check every answer; costs some microseconds per token."""
     well = [each for each in outcomes if not each.error]
     errors = Counter(each.error for each in outcomes if each.error)
     exact = sum(each.exact for each in outcomes)
@@ -139,7 +139,7 @@ def tally(outcomes: Sequence[Outcome]) -> Tally:
 
 
 def quantile(samples: Sequence[float], q: float) -> float:
-    """The smallest sample that `q` of all are not above; NaN without samples."""
+    """The smallest sample that is at least as large as a share `q` of all; NaN without samples."""
     if not samples:
         return math.nan
     ordered = sorted(samples)

@@ -1,7 +1,7 @@
-"""Network namespaces: a process behind a link of its own that can be taken down, as a cable can.
+"""Network namespaces: a process behind its own link, which can be taken down like a cable.
 
-A proxy cannot drop packets; a link that is down can, and the kernel then does all that it does in a real
-partition: retransmission, address resolution that fails, connections that hang. Needs root and iproute2.
+A proxy cannot drop packets, but a link that is down does, and the kernel then behaves as in a real partition:
+retransmission, failed address resolution, hanging connections. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tests.kit.programs import missing
 from kvasir.core.errors import ConfigError
 
 _BENCHMARK_NET = ipaddress.ip_network("198.18.0.0/15")
-"""Set aside for tests of network devices (RFC 2544), so it collides with no real network."""
+"""Reserved for tests of network devices (RFC 2544), so it collides with no real network."""
 _LINKS = 16
 _serial = itertools.count()
 
 
 class NetnsUnavailable(ConfigError):
-    """Namespaces cannot be made here."""
+    """Namespaces cannot be created here."""
 
 
 def available() -> str | None:
-    """None when namespaces can be made here, else what is missing."""
+    """None if namespaces can be created here, otherwise what is missing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     return missing("ip")
 
 
 class Namespace:
-    """A namespace with one link to the host's. Use as `async with`; it is gone afterwards.
+    """A namespace with one link to the host's. Use as `async with`; it is deleted afterwards.
 
-    `address` is what the inside is reached at, `host_address` the host's end, a device named `host_end`.
-    Names and addresses are of this process only.
+    `address` is the inside's address, `host_address` the host's, on the device `host_end`. Names and
+    addresses are unique to this process.
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class Namespace:
         await self.remove()
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """`argv` as a command that runs inside; the process keeps the pid that the command is given."""
+        """`argv` as a command that runs inside; the process keeps the command's pid."""
         return ["ip", "netns", "exec", self.name, *argv]
 
     async def down(self) -> None:
-        """Take the link down. Packets of both sides are dropped from here on."""
+        """Take the link down. Packets of both sides are dropped until `up`."""
         await self._inside("link", "set", "eth0", "down")
         await self._expect(up=False)
 
@@ -78,13 +78,13 @@ class Namespace:
         await self._expect(up=True)
 
     async def is_up(self) -> bool:
-        """What the kernel says of the link."""
+        """The state of the link according to the kernel."""
         return ",UP" in await self._inside("-o", "link", "show", "eth0")
 
     async def remove(self) -> None:
         """Delete the namespace, and with it both ends of the link. Idempotent."""
         await _ip("netns", "del", self.name, check=False)
-        # Where the far end was never moved inside, the pair is still here.
+        # If the far end was not moved inside, the pair still exists here.
         await _ip("link", "del", self.host_end, check=False)
 
     async def _make(self) -> None:

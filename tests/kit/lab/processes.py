@@ -1,7 +1,7 @@
-"""Processes that can be killed, frozen, thawed and stopped, each with proof that it happened.
+"""Processes that can be killed, stopped, continued and terminated, each with proof that it happened.
 
-A fault that did not happen makes every test of it pass. So each of these returns what the kernel says of
-the process afterwards, and raises when that is not what was asked for.
+A fault that did not happen makes every test of it pass. Each method therefore returns the process's state as
+the kernel reports it, and raises if it is not the requested one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _STATE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the kernel says of a process: `state` is the letter in /proc (`T` stopped, `S` or `R` alive,
-    empty when it is gone), `status` its wait status (negative for a signal, None while it lives)."""
+    """The kernel's view of a process: `state` is the letter in /proc (`T` stopped, `S` or `R` running, empty
+    after exit), `status` its wait status (negative for a signal, None while it runs)."""
 
     pid: int
     state: str
@@ -37,8 +37,8 @@ class Proof:
 
 @dataclass(slots=True)
 class LabProcess:
-    """One process of a lab. `first` is the first event that it printed, one JSON
-    object in a line that begins with its `event`."""
+    """One process of a lab. `first` is the first event that it printed: one JSON object in a line that begins
+    with its `event`."""
 
     name: str
     child: Child
@@ -47,35 +47,35 @@ class LabProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id; its own also when it runs in a namespace."""
+        """Its process id, also when it runs in a namespace."""
         return self.child.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it runs."""
         return self.child.returncode is None
 
     async def kill(self) -> Proof:
-        """SIGKILL. Raises RuntimeError when it had ended before, of something else."""
+        """Send SIGKILL. Raise RuntimeError if it had already exited for another reason."""
         return await self._end(signal.SIGKILL, -signal.SIGKILL)
 
     async def terminate(self, grace_s: float = _GRACE_S) -> Proof:
-        """SIGTERM, and wait for an end in good order (status 0). Raises TimeoutError after `grace_s`, and
-        RuntimeError for another status."""
+        """Send SIGTERM, and wait for exit status 0. Raise TimeoutError after `grace_s`, and RuntimeError for
+        another status."""
         return await self._end(signal.SIGTERM, 0, grace_s)
 
     async def freeze(self) -> Proof:
-        """SIGSTOP. Raises RuntimeError when it does not stop."""
+        """Send SIGSTOP. Raise RuntimeError if it does not stop."""
         self.frozen = True
         return await self._become(signal.SIGSTOP, "T")
 
     async def thaw(self) -> Proof:
-        """SIGCONT. Raises RuntimeError when it does not run again."""
+        """Send SIGCONT. Raise RuntimeError if it does not run again."""
         self.frozen = False
         return await self._become(signal.SIGCONT, "SRD")
 
     def proof(self) -> Proof:
-        """As things are."""
+        """The current state."""
         return Proof(self.pid, proc_state(self.pid), self.child.returncode)
 
     async def _end(self, number: signal.Signals, expected: int, within_s: float = _GRACE_S) -> Proof:
@@ -98,7 +98,7 @@ class LabProcess:
 
 
 class Processes:
-    """Starts processes that log to `folder`, and ends and reaps all of them on `close`."""
+    """Starts processes that log to `folder`; `close` terminates and reaps all of them."""
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self._folder = folder
@@ -107,12 +107,12 @@ class Processes:
         self._count = 0
 
     async def start(self, name: str, argv: Sequence[str]) -> LabProcess:
-        """Start `argv`. Its output is in NAME-K.log; K tells starts of one name apart. Raises StartError."""
+        """Start `argv` with its output in NAME-K.log; K counts the starts of one name. Raise StartError."""
         self._count += 1
         first: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
         def on_line(line: str) -> None:
-            # Log lines may be JSON objects too; what a process tells its starter has an event.
+            # Log lines may be JSON objects too; only events have an `event`.
             if not first.done() and line.startswith('{"event"'):
                 with contextlib.suppress(ValueError):
                     first.set_result(json.loads(line))
@@ -126,8 +126,8 @@ class Processes:
     async def start_ready(
         self, name: str, argv: Sequence[str], event: str, within_s: float = START_S
     ) -> tuple[LabProcess, dict[str, Any]]:
-        """Start `argv` and wait for its first event, which must be `event`. Raises StartError
-        with the end of its log when it says something else, ends, or takes longer."""
+        """Start `argv` and wait for its first event, which must be `event`. Raise StartError with the end of
+        its log if it prints another event, exits, or takes longer."""
         process = await self.start(name, argv)
         ended = asyncio.ensure_future(process.child.wait())
         try:
@@ -145,7 +145,7 @@ class Processes:
         return process, said
 
     async def close(self, grace_s: float = _GRACE_S) -> None:
-        """Thaw, terminate and reap all of them."""
+        """Continue, terminate and reap all of them."""
         for process in self._started:
             if process.alive and process.frozen:
                 process.child.signal(signal.SIGCONT)
@@ -153,17 +153,17 @@ class Processes:
 
 
 def proc_state(pid: int) -> str:
-    """The letter of /proc/PID/stat, empty when there is no such process."""
+    """The state letter of /proc/PID/stat, empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    # The name before it is in brackets and may contain anything.
+    # The preceding name is in brackets and may contain anything.
     return text.rpartition(")")[2].split()[0]
 
 
 def descriptors(pid: int) -> int:
-    """Open file descriptors of a process; 0 when it is gone."""
+    """Open file descriptors of a process; 0 if it has exited."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -171,7 +171,7 @@ def descriptors(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 when it is gone."""
+    """Resident memory of a process; 0 if it has exited."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:

@@ -1,7 +1,7 @@
-"""A TCP proxy that does to connections what networks do: delay, throttle, slice, stall, cut, reset, refuse.
+"""A TCP proxy with network faults: delay, throttle, slice, stall, cut, reset, refuse.
 
-The kernel's own tools for this (netem, packet filters) are missing on many machines and need root; a proxy
-works everywhere and can count what it did, so that a test can show that its fault happened.
+The kernel's tools for this (netem, packet filters) are missing on many machines and need root. A proxy works
+everywhere and counts what it did, so that a test can prove that its fault happened.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RESET = struct.pack("ii", 1, 0)
 class Link:
     """How bytes travel in one direction.
 
-    Every piece arrives `delay_s` plus up to `jitter_s` late, in order, at `bytes_per_s` in all (0: without
-    limit), in writes of at most `slice_bytes` (0: as they come). After `cut_after` more bytes of all
+    Every piece arrives `delay_s` plus up to `jitter_s` late, in order, at `bytes_per_s` in total (0:
+    unlimited), in writes of at most `slice_bytes` (0: as received). After `cut_after` more bytes of all
     connections together, the connection that carried the last of them is reset.
     """
 
@@ -43,7 +43,7 @@ class Link:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened so far. `stalls`: pieces of data and connections that a stall held back."""
+    """Counters. `stalls`: pieces of data and connections that a stall held back."""
 
     connections: int = 0
     upstream_bytes: int = 0
@@ -66,8 +66,8 @@ class _Way:
 
 
 class TcpProxy:
-    """Listens on `listen_host` and forwards to `target`, `host:port`. Start it, change it while it runs,
-    close it; all on one event loop. Each direction of a connection buffers about `buffer_bytes` at most."""
+    """Listens on `listen_host` and forwards to `target`, `host:port`. Start, change and close it on one event
+    loop. Each direction of a connection buffers about `buffer_bytes` at most."""
 
     def __init__(
         self,
@@ -99,38 +99,38 @@ class TcpProxy:
         await self.close()
 
     async def start(self) -> str:
-        """Listen; returns the address as `host:port`."""
+        """Listen; return the address as `host:port`."""
         await self._open()
         return self.address
 
     @property
     def address(self) -> str:
-        """Where it listens, `host:port`; the same while it refuses connections."""
+        """Its address, `host:port`; unchanged while it refuses connections."""
         return f"{self._listen[0]}:{self._listen[1]}"
 
     @property
     def connections(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return len(self._pairs)
 
     # -- faults ------------------------------------------------------------------------------------
 
     def shape(self, direction: Direction, link: Link) -> None:
-        """Let bytes travel so from here on; what is under way keeps its time."""
+        """Apply these settings to new bytes; bytes in transit keep their times."""
         way = self._ways[direction]
         way.link, way.left, way.free_at = link, link.cut_after, 0.0
 
     def stall(self) -> None:
-        """Pass nothing more in either direction, and accept connections without serving them: to both
-        ends, the peer is silent."""
+        """Pass nothing more in either direction, and accept connections without serving them: to both ends
+        the peer is silent."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """End a stall; what was held back is delivered."""
+        """End a stall, and deliver what was held back."""
         self._flowing.set()
 
     def reset(self) -> int:
-        """RST to both ends of every connection; returns how many connections."""
+        """Send RST to both ends of every connection; return the number of connections."""
         pairs = [pair for pair in self._pairs.values() if pair]
         for pair in pairs:
             self._reset_pair(pair)
@@ -138,19 +138,19 @@ class TcpProxy:
         return len(pairs)
 
     async def refuse(self) -> None:
-        """Take no connections: whoever dials is refused by the kernel. Existing connections stay."""
+        """Refuse new connections by closing the listening socket. Existing connections stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
             self.counts.refusals += 1
 
     async def accept(self) -> None:
-        """End a refusal, on the same port. Raises OSError when something else has taken it."""
+        """Accept connections again, on the same port. Raise OSError if the port is taken."""
         if self._server is None:
             await self._open()
 
     async def close(self) -> None:
-        """Cut everything; no task and no socket remains. Idempotent."""
+        """Cut all connections; no task and no socket remains. Idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -159,16 +159,16 @@ class TcpProxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- what a connection's pipes ask -------------------------------------------------------------
+    # -- for the pipes of a connection -------------------------------------------------------------
 
     async def flowing(self) -> None:
-        """Return at once, or when a stall has ended."""
+        """Return when no stall is active."""
         if not self._flowing.is_set():
             self.counts.stalls += 1
             await self._flowing.wait()
 
     def due(self, direction: Direction, size: int) -> float:
-        """When a piece of that size arrives at the other end."""
+        """The time at which a piece of that size arrives at the other end."""
         way, now = self._ways[direction], self.clock.now()
         link = way.link
         if link.bytes_per_s:
@@ -183,12 +183,12 @@ class TcpProxy:
         return self._ways[direction].link.slice_bytes or self.buffer_bytes
 
     def allow(self, direction: Direction, size: int) -> int:
-        """How many of `size` bytes may pass before the connection is cut."""
+        """The number of bytes, at most `size`, that may pass before the connection is cut."""
         left = self._ways[direction].left
         return size if left is None else min(size, left)
 
     def passed(self, direction: Direction, size: int) -> bool:
-        """Count bytes that were passed on; whether the connection is to be cut at this point."""
+        """Count forwarded bytes; return whether to cut the connection here."""
         self.counts.writes += 1
         if direction == UPSTREAM:
             self.counts.upstream_bytes += size
@@ -221,7 +221,7 @@ class TcpProxy:
             await self.flowing()
             await self._forward(reader, writer, pair)
         except (OSError, asyncio.CancelledError):
-            # The target refuses, or the proxy closes: to the client, the connection breaks.
+            # The target refuses, or the proxy closes: the client's connection is reset.
             self._reset_pair(pair)
         finally:
             del self._pairs[task]
@@ -257,15 +257,15 @@ class TcpProxy:
 
 
 def _set_option(writer: asyncio.StreamWriter, level: int, option: int, value: int | bytes) -> None:
-    """Set an option of its socket. Raises OSError when the connection is gone."""
+    """Set a socket option. Raise OSError if the connection is closed."""
     try:
         writer.get_extra_info("socket").setsockopt(level, option, value)
-    except ValueError as error:  # so uvloop says that there is no descriptor any more
+    except ValueError as error:  # uvloop raises this if the descriptor is closed.
         raise OSError(errno.EBADF, "the connection is gone") from error
 
 
 class _Pipe:
-    """One direction of one connection: takes pieces, keeps each until it is due, writes it."""
+    """One direction of one connection: reads pieces, keeps each until it is due, and writes it."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class _Pipe:
         self._changed = asyncio.Event()
 
     async def run(self) -> bool:
-        """Until the end of the data; True when the connection is to be cut. Raises OSError."""
+        """Run until the end of the data; return True if the connection must be cut. Raise OSError."""
         taking = asyncio.ensure_future(self._take())
         try:
             return await self._give()
@@ -295,7 +295,7 @@ class _Pipe:
         last = 0.0
         try:
             while data := await self._reader.read(_READ_BYTES):
-                # Jitter delays, and never reorders: TCP does not.
+                # Jitter delays and never reorders, as with TCP.
                 last = max(last, self._proxy.due(self._direction, len(data)))
                 await self._room()
                 self._put(last, data)

@@ -1,7 +1,7 @@
-"""A real Redis of one's own that can be frozen, killed, brought back and told anything, for tests and loads.
+"""A private Redis server that can be stopped, killed, restarted and configured, for tests and load tests.
 
-Everything here blocks: what uses a tier does too. Faults are proven as in `processes`: a fault that did not
-happen makes every test of it pass.
+All calls block, like those of the tier. Faults are proven as in `processes`: a fault that did not happen
+makes every test of it pass.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _POLL_S = 0.005
 
 
 class RedisServer:
-    """A server on the loopback interface that keeps nothing on disk. `options` are more of its arguments,
-    such as `--requirepass`, `password` what to log in with for `ask`. Starts on entry, ends on exit, and with
-    the thread that started it."""
+    """A server on the loopback interface without persistence. `options` are further arguments, such as
+    `--requirepass`; `password` is the login of `ask`. Starts on entry, and exits on exit or with the thread
+    that started it."""
 
     def __init__(self, folder: Path, *options: str, password: str = "") -> None:
         self._folder = folder
@@ -50,24 +50,24 @@ class RedisServer:
 
     @property
     def address(self) -> str:
-        """`host:port`; the same after another start."""
+        """`host:port`; the same after a restart."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """For the spec."""
+        """The URL for the deployment spec."""
         return f"redis://{self.address}/0"
 
     @property
     def pid(self) -> int:
-        """Of the running server. Raises RuntimeError where there is none."""
+        """Process id of the running server. Raise RuntimeError if there is none."""
         if self._process is None:
             raise RuntimeError("the server does not run")
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, empty, on the port that it had before, and wait until it answers. Raises StartError with
-        the end of its log, and MissingProgramError."""
+        """Start it, empty, on its previous port, and wait until it answers. Raise StartError with the end of
+        its log, and MissingProgramError."""
         self.port = self.port or _free_port()
         log = self._folder / f"redis-{self.port}.log"
         command = [
@@ -95,7 +95,7 @@ class RedisServer:
             time.sleep(_POLL_S)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end. Raises RuntimeError when it had ended before."""
+        """Send SIGKILL, and wait for its exit. Raise RuntimeError if it had already exited."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             raise RuntimeError("the server had ended before")
@@ -104,30 +104,30 @@ class RedisServer:
             raise RuntimeError(f"the server ended with {process.returncode}")
 
     def freeze(self) -> None:
-        """SIGSTOP, and wait until the kernel says that it is stopped."""
+        """Send SIGSTOP, and wait until the kernel reports it as stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         self._until("T")
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
         self._until("SRD")
 
     def ask(self, *words: str | bytes) -> str:
-        """Give one command; the first line of the answer, or of the text that it is. Raises OSError."""
+        """Send one command; return the first line of the answer, or of its text. Raise OSError."""
         with self._asked(*words) as stream:
             line = stream.readline()
             return (stream.readline() if line.startswith(b"$") else line).decode().strip()
 
     def info(self, section: str) -> dict[str, str]:
-        """What INFO says in one section. Raises OSError."""
+        """One section of INFO. Raise OSError."""
         with self._asked("INFO", section) as stream:
             text = stream.read(int(stream.readline()[1:])).decode()
         pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
         return {name: value for name, _, value in pairs}
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """Terminate it. Idempotent."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()

@@ -1,6 +1,6 @@
-"""A real filesystem of one's own that can be made full and read-only, for tests and loads.
+"""A private filesystem that can be made full and read-only, for tests and load tests.
 
-It lies in memory, and its size is changed under whoever uses it: what fills it costs nothing. Needs root.
+It is in memory, and its size can change while it is in use, so that filling it costs nothing. Needs root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POLL_S = 0.005
 
 
 def available() -> str | None:
-    """None when a filesystem can be mounted here, else what is missing."""
+    """None if a filesystem can be mounted here, otherwise what is missing."""
     if os.geteuid() != 0:
         return "only root can mount a filesystem"
     with tempfile.TemporaryDirectory(prefix="kvasir-disk-") as folder:
@@ -33,15 +33,15 @@ def available() -> str | None:
 
 
 class SmallDisk:
-    """`size` bytes at the empty folder `path`, from entry to exit, for its owner alone. A fault that does not
-    happen raises RuntimeError. Everything here blocks."""
+    """`size` bytes at the empty folder `path`, for the owner alone, until the context ends. Raises
+    RuntimeError if a fault does not happen. All calls block."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self._size = size
 
     def __enter__(self) -> Self:
-        """Raises ConfigError where nothing can be mounted."""
+        """Mount it. Raise ConfigError if mounting is not possible."""
         command = ["-t", "tmpfs", "-o", f"size={self._size},mode=0700", "kvasir-lab", str(self.path)]
         if problem := _run("mount", *command):
             raise ConfigError(f"no filesystem can be mounted at {self.path}: {problem}")
@@ -51,15 +51,15 @@ class SmallDisk:
         _run("umount", "--lazy", str(self.path))
 
     def fill(self) -> None:
-        """Leave no room, and see that nothing more can be written."""
+        """Leave no free space, and verify that writes fail."""
         self._until(self._shrink, ENOSPC)
 
     def grow(self) -> None:
-        """Give back the room that `fill` took."""
+        """Release the space that `fill` took."""
         self._remount(f"size={self._size}")
 
     def forbid_writes(self) -> None:
-        """Make it read-only, and see that nothing more can be written."""
+        """Make it read-only, and verify that writes fail."""
         self._until(lambda: self._remount("ro"), EROFS)
 
     def allow_writes(self) -> None:
@@ -75,7 +75,7 @@ class SmallDisk:
             raise RuntimeError(f"{self.path} cannot be mounted with {options}: {problem}")
 
     def _until(self, change: Callable[[], None], refusal: int) -> None:
-        """Change it until a write is refused so: somebody may be writing just then, and be in the way."""
+        """Apply `change` until writes are refused with `refusal`; a concurrent writer may block it."""
         deadline = time.monotonic() + _SETTLED_S
         while True:
             problem = None
@@ -95,6 +95,6 @@ class SmallDisk:
 
 
 def _run(*command: str) -> str:
-    """What it complained of; "" when it went well. Raises OSError when there is no such command."""
+    """The command's error output; "" on success. Raise OSError if there is no such command."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}"

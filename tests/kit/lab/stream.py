@@ -1,8 +1,8 @@
-"""A client that streams a completion and knows what it must get.
+"""A client that streams a completion and checks it against the expected answer.
 
 The simulated model's tokens follow from the prompt alone, so a client computes the whole answer beforehand:
-a token that is lost, repeated or changed on the way is seen in the text, and where the text stalled in the
-arrival times. Prompts are sent as token ids, so that nothing stands between a prompt and its answer.
+the text shows a token that was lost, repeated or changed, and the arrival times show where it stalled.
+Prompts are sent as token ids, so that no tokenizer is involved.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ERROR_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One greedy completion of exactly `tokens` tokens. `logprobs` fattens every chunk of the answer;
-    `headers` are whole lines, such as those of a key."""
+    """One greedy completion of exactly `tokens` tokens. `logprobs` enlarges every chunk of the answer;
+    `headers` are whole lines, such as that of an API key."""
 
     prompt: tuple[int, ...]
     tokens: int
@@ -40,7 +40,7 @@ class Ask:
     headers: tuple[str, ...] = ()
 
     def body(self) -> bytes:
-        """As /v1/completions takes it."""
+        """The body for /v1/completions."""
         fields: dict[str, Any] = {
             "model": self.model,
             "prompt": self.prompt,
@@ -56,7 +56,7 @@ class Ask:
 
 
 def expected_text(ask: Ask, engine_seed: int = 0) -> str:
-    """What simulated engines of that seed answer, computed without one."""
+    """The answer of simulated engines with that seed, computed without an engine."""
     model, context = SimModel(), Context(engine_seed, None, _GREEDY, 0)
     context.extend(token_ids(ask.prompt))
     words = []
@@ -69,9 +69,9 @@ def expected_text(ask: Ask, engine_seed: int = 0) -> str:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one client saw. Times are readings of its clock; `error` is empty, a code of the gateway's, or
-    `refused`, `reset`, `cut` or `malformed` where the connection told nothing better. `detail` is what the
-    gateway said of an error, `retry_after_s` when to come again. `status` is 0 without an answer."""
+    """The result at one client. Times are readings of its clock. `error` is empty, a code of the gateway, or
+    `refused`, `reset`, `cut` or `malformed` if the connection failed without one. `detail` is the gateway's
+    error message, `retry_after_s` its retry time. `status` is 0 without an answer."""
 
     ask: Ask
     sent_s: float
@@ -88,7 +88,7 @@ class Outcome:
 
     @property
     def exact(self) -> bool:
-        """Whether it got every token once and nothing else, and was told so in the usage."""
+        """Whether it got every token exactly once, and the usage agrees."""
         return (
             not self.error
             and self.finish == "length"
@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds to the first token; infinite when none came."""
+        """Seconds to the first token; infinite without any."""
         return self.times_s[0] - self.sent_s if self.times_s else math.inf
 
     @property
@@ -110,7 +110,7 @@ class Outcome:
         return max((after - before for before, after in pairs), default=0.0)
 
     def gaps_s(self, start_s: float, end_s: float) -> list[float]:
-        """The times between chunks of which the first came from `start_s` to before `end_s`."""
+        """The gaps between chunks whose first chunk arrived from `start_s` to before `end_s`."""
         pairs = zip(self.times_s, self.times_s[1:], strict=False)
         return [after - before for before, after in pairs if start_s <= before < end_s]
 
@@ -130,12 +130,12 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 
 
 class Stream(asyncio.Protocol):
-    """One streamed completion on a connection of its own."""
+    """One streamed completion on its own connection."""
 
     def __init__(self, host: str, ask: Ask, clock: Clock) -> None:
         self.outcome = Outcome(ask, clock.now())
         self.discard = False
-        """Whether what still comes is thrown away unread."""
+        """Whether further data is discarded."""
         self.received_bytes = 0
         self.ended = asyncio.Event()
         self.begun = asyncio.Event()
@@ -147,8 +147,7 @@ class Stream(asyncio.Protocol):
         self._status = 0
 
     def disconnect(self) -> None:
-        """Go away in mid-stream, as a client whose process ends: the kernel sends RST for what still
-        comes."""
+        """Close in mid-stream, like a client whose process ends: the kernel sends RST for further data."""
         if self._transport is not None and not self.ended.is_set():
             sock = self._transport.get_extra_info("socket")
             with contextlib.suppress(OSError):
@@ -157,7 +156,7 @@ class Stream(asyncio.Protocol):
             self._transport.abort()
 
     def stop_reading(self) -> None:
-        """Take nothing more from the socket."""
+        """Stop reading from the socket."""
         if self._transport is not None:
             self._transport.pause_reading()
 
@@ -166,7 +165,7 @@ class Stream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
 
-    # -- asyncio's side ----------------------------------------------------------------------------
+    # -- asyncio's callbacks -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -189,7 +188,7 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end("cut" if exc is None else "reset")
 
-    # -- the parser's side -------------------------------------------------------------------------
+    # -- the parser's callbacks --------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-request-id":
@@ -255,8 +254,8 @@ class Stream(asyncio.Protocol):
 
 
 async def open_stream(address: str, ask: Ask, clock: Clock, receive_buffer: int | None = None) -> Stream:
-    """Dial `host:port` and send; a connection that is not made is an outcome too. `receive_buffer` bounds
-    what the kernel takes for a client that does not read (bytes)."""
+    """Connect to `host:port` and send; a failed connection is an outcome too. `receive_buffer` bounds the
+    kernel's receive buffer for a client that does not read (bytes)."""
     host, _, port = address.rpartition(":")
     stream = Stream(address, ask, clock)
     sock = socket.socket()
@@ -275,7 +274,7 @@ async def open_stream(address: str, ask: Ask, clock: Clock, receive_buffer: int 
 
 
 async def complete(address: str, ask: Ask, clock: Clock) -> Outcome:
-    """One completion from beginning to end."""
+    """Run one completion from beginning to end."""
     stream = await open_stream(address, ask, clock)
     try:
         await stream.ended.wait()
