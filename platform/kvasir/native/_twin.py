@@ -1,5 +1,5 @@
 """The Python twin of the native module: the same results, for machines without a compiler and as the
-reference in differential tests. It prefers to be plain; see `_native.pyi` for the contract."""
+reference in differential tests. It prefers simplicity over speed; see `_native.pyi` for the contract."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Record(NamedTuple):
 
 
 def records(log: bytes) -> Iterator[Record]:
-    """The records of a log. Raises ValueError where it is malformed."""
+    """Iterate over the records of a log. Raise ValueError if it is malformed."""
     view, at = memoryview(log), 0
     while at < len(view):
         if len(view) - at < _HEADER.size:
@@ -110,7 +110,7 @@ def records(log: bytes) -> Iterator[Record]:
 
 
 def record(kind: KvEventKind, medium: int, rank: int, parent: int, names: array[int]) -> bytes:
-    """One record of a log."""
+    """Encode one record of a log."""
     head = _HEADER.pack(kind, medium, rank, len(names))
     return head + (struct.pack("<Q", parent) if kind == KvEventKind.STORED else b"") + names.tobytes()
 
@@ -127,7 +127,7 @@ class _Group:
 
 
 class PrefixTree:
-    """See `_native.pyi`. No tree at all: sets of names for each owner, which a tree has to agree with."""
+    """See `_native.pyi`. Not a tree but sets of names per owner, as a reference for the tree."""
 
     def __init__(self, capacity: int, predicted_capacity: int) -> None:
         self._capacity = capacity
@@ -246,7 +246,7 @@ class PrefixTree:
         return len(known.predicted) if slot == PREDICTED else len(known.reported[slot])
 
     def export(self, group: int, rank: int, cursor: int, limit: int) -> tuple[bytes, int]:
-        # Cursors count media; a medium is never divided here, which `limit`, being rough, allows.
+        # Cursors count media. A medium is never split here, which is allowed because `limit` is approximate.
         held = self._groups[group].reported[cursor]
         log = bytearray()
         run: array[int] = array("Q")
@@ -304,7 +304,7 @@ def _key(external: bytes | int) -> int:
 
 
 class _Event(NamedTuple):
-    """One of vLLM's events, as far as it matters here."""
+    """The fields of one of vLLM's events that are used here."""
 
     kind: str
     medium: int
@@ -324,8 +324,7 @@ class _Event(NamedTuple):
             raise ValueError(f"unknown type {kind!r}")
         parent = fields.get("parent_block_hash")
         adapter = fields.get("lora_name") or ""
-        # One entry a block; the strings of the first are the adapter's name, where there is one, and the
-        # salt.
+        # One entry per block; the strings of the first are the adapter's name, if any, and the salt.
         extras = [each for each in ((fields.get("extra_keys") or [None])[0] or ()) if isinstance(each, str)]
         if adapter and extras and extras[0] == adapter:
             del extras[0]

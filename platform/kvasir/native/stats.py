@@ -1,4 +1,4 @@
-"""What a prefix tree says of itself, in either implementation."""
+"""Statistics of a prefix tree, in either implementation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 
 class TreeStats(NamedTuple):
-    """`blocks` counts (block, owner) pairs, reported and predicted; `predicted_blocks` the latter; `names`
-    the distinct blocks that the tree keeps, in `nodes` runs; `unswept` the pairs of dropped owners that are
-    not reclaimed; `expired` and `evicted` predictions in all; `bytes` what the tree has allocated."""
+    """`blocks`: (block, owner) pairs, reported and predicted. `predicted_blocks`: predicted pairs. `names`:
+    distinct blocks in the tree, stored in `nodes` runs. `unswept`: pairs of dropped owners that are not
+    reclaimed. `expired` and `evicted`: total number of such predictions. `bytes`: memory allocated by the
+    tree."""
 
     blocks: int
     predicted_blocks: int

@@ -1,8 +1,8 @@
-"""The core's end of the link to one edge: it does for the edge what a gateway in this process would.
+"""The core's end of the link to one edge: it does for the edge what a gateway in this process would do.
 
-It is the sink of all the edge's requests at once, so that a delta costs the core one append, and a step one
-write for each edge. An edge that does not read holds up nobody: its streams are cut when too much waits for
-it.
+It is the sink of all of the edge's requests, so that a delta costs the core one append, and a step one write
+per edge. An edge that does not read does not delay others: its streams are cancelled when too many bytes wait
+for it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from kvasir_platform.gateway.serving.request_names import RequestNames
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 << 20
-"""What may wait for an edge that does not read."""
+"""Limit of bytes that wait for an edge that does not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreParts:
-    """What the core does for every edge. `now` reads the clock that all processes share."""
+    """The parts of the core that all edges share. `now` reads the clock that all processes share."""
 
     router: RequestPort
     limits: RateLimits
@@ -56,9 +56,10 @@ class CoreParts:
 
 
 class CoreEndpoint:
-    """One edge, from its first word to its last. `name` tells it apart. `on_started` hears where it listens,
-    `on_failed` why it cannot; `on_lost` is called once, when the link is gone and everything that the edge
-    had has been freed. Make and call it on the router's event loop."""
+    """One edge, from its first message to its last, identified by `name`. `on_started` is called with the
+    address where it listens, `on_failed` with the reason why it cannot. `on_lost` is called once, after the
+    link is closed and all resources of the edge are released. Create and call it on the router's event loop.
+    """
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class CoreEndpoint:
     ) -> None:
         self.name = name
         self.unheard = 0
-        """Beats since it was heard of last."""
+        """Heartbeats since the last message from the edge."""
         self._core = core
         self._on_started = on_started
         self._on_failed = on_failed
@@ -90,33 +91,33 @@ class CoreEndpoint:
         )
 
     async def connect(self, sock: socket.socket, welcome: EdgeWelcome) -> None:
-        """Begin on the core's end of a socket pair."""
+        """Start on the core's end of a socket pair."""
         self._core.figures.join(self.name, self._scrape)
         self._say().welcome = welcome
         await self._pipe.connect(sock)
 
     @property
     def in_flight(self) -> int:
-        """Its requests that have not ended."""
+        """Number of its requests that have not ended."""
         return len(self._live)
 
     def send_status(self, core_status: CoreStatus) -> None:
-        """Tell it what requests meet, unless it knows."""
+        """Send the status, unless the edge already has it."""
         if core_status != self._sent_status:
             self._sent_status = core_status
             self._say().core_status = core_status
 
     def beat(self, number: int) -> None:
-        """Ask it for a sign of life."""
+        """Send a heartbeat that the edge must echo."""
         self.unheard += 1
         self._say().beat = number
 
     def drain(self) -> None:
-        """Ask it to end in good order."""
+        """Drain the edge."""
         self._say().drain = True
 
     def abort(self) -> None:
-        """Cut the link."""
+        """Close the link immediately."""
         self._pipe.abort()
 
     # -- StreamSink, of all its requests
@@ -124,7 +125,7 @@ class CoreEndpoint:
     def on_delta(self, delta: Delta) -> None:
         """See StreamSink."""
         if len(self._relay):
-            # What went straight in this turn was before it.
+            # Fast-path deltas of this iteration precede it.
             self._pipe.flush()
         self._say().deltas.append(delta)
 
@@ -144,7 +145,7 @@ class CoreEndpoint:
         if self._live.pop(summary.request_id, None) is not None:
             self._say().ends.append(Ended(summary, None if error is None else note_of(error)))
 
-    # -- what the edge wants
+    # -- requests of the edge
 
     def _receive(self, frame: ToCore) -> None:
         core = self._core
@@ -182,7 +183,7 @@ class CoreEndpoint:
         except KvasirError as error:
             del self._live[request.request_id]
             self._refused(request, error)
-        # One request's fault must not end the link that serves the others.
+        # An error of one request must not close the link that serves the others.
         except Exception:
             log.exception("request %s failed to start", request.request_id)
             self._live.pop(request.request_id, None)
@@ -220,7 +221,7 @@ class CoreEndpoint:
     # -- the link
 
     def _say(self) -> ToEdge:
-        """What leaves at the end of this turn of the loop, to add to."""
+        """Return the message that is sent at the end of this iteration of the loop, to append to."""
         if not self._said:
             self._said = True
             self._pipe.wake()
@@ -241,7 +242,7 @@ class CoreEndpoint:
         return message
 
     def _refuse(self, message: ToCore | ToEdge) -> None:
-        """A delta that is too large for a frame ends its request."""
+        """Cancel the request of a delta that is too large for a frame."""
         if isinstance(message, ToEdge):
             if message.fast_path:
                 self._cut_all()
@@ -249,7 +250,7 @@ class CoreEndpoint:
                 self._cut(delta.request_id, _too_slow())
 
     def _cut_all(self) -> None:
-        """The edge does not read: end its streams, and send no more of them than that."""
+        """Cancel all streams of an edge that does not read, and drop their pending deltas."""
         log.error("edge %s reads too slowly; cancelled its %d streams", self.name, len(self._live))
         self._pending.deltas.clear()
         self._relay.take()
@@ -266,14 +267,14 @@ class CoreEndpoint:
     def _on_pipe_lost(self) -> None:
         core = self._core
         self._lost = True
-        # It knows who is to be woken, and would keep this for good.
+        # The relay has a callback to this object and would keep it alive.
         self._relay = Relay(_nobody)
         live, self._live = self._live, {}
         for request_id in live:
             core.router.cancel(request_id)
         grants, self._grants = self._grants, {}
         for grant in grants.values():
-            # What its requests have used is not known; what they were charged is the most.
+            # The tokens used by its requests are unknown; the charged tokens are the maximum.
             core.limits.settle(grant, grant.tokens)
         core.figures.leave(self.name)
         self._pending = ToEdge()
@@ -281,7 +282,7 @@ class CoreEndpoint:
 
 
 def _nobody() -> None:
-    """Nothing is woken any more."""
+    """Does nothing after the end of the link."""
 
 
 def _too_slow() -> CapacityError:

@@ -54,7 +54,7 @@ class CorePages:
             self._page(ask.path)(exchange)
         except KvasirError as error:
             exchange.fail(error_status(error), error, error_headers(error))
-        # The last line of defence, as in the gateway: a fault of ours must still be an answer.
+        # As in the gateway, an internal error must still produce a response.
         except Exception as error:
             log.exception("cannot render the page %s", ask.path)
             exchange.fail(500, error)
@@ -95,13 +95,13 @@ class _Nowhere:
     lagging = False
 
     def write(self, data: bytes) -> None:
-        """Nobody reads it."""
+        """There is no client."""
 
     def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> None:
         """None: nothing streams to it."""
 
     def answered(self, *, close: bool) -> None:
-        """Nobody waits."""
+        """There is no connection to close."""
 
     def date(self) -> bytes:
         """The edge adds its own."""

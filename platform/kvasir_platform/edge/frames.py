@@ -1,10 +1,9 @@
-"""What an edge process and its core tell each other: two kinds of frames, each with all that one side has to
-say after one turn of its loop.
+"""Messages between an edge process and its core: one kind of frame per direction, each with everything that
+one side sends in one iteration of its event loop.
 
-A step of the engine brings a delta to hundreds of streams, so what a message costs has to be shared by all of
-them: one frame, one write, and decoding in one call that makes the very values that sinks take. Both ends are
-of one release and one machine, so that nothing here negotiates versions, and a clock's reading on one side is
-one on the other.
+A step of the engine brings a delta to hundreds of streams, so the cost of a message must be shared by all of
+them: one frame, one write, and one decoding call that creates the values that sinks take. Both ends are of
+one release on one machine, so that versions need no negotiation, and clock readings are comparable.
 
 A frame is its length (4 bytes, little endian) and a MessagePack array.
 """
@@ -32,7 +31,7 @@ from kvasir.ports.limits import Grant, LimitRefusal, Quota
 from kvasir.ports.router import BrownoutView, RequestSummary
 
 MAX_FRAME_BYTES = 64 << 20
-"""What is more goes in several frames; a thing that is larger by itself is refused by its sender."""
+"""Larger messages are split into several frames. The sender refuses a single item that is larger."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     LinkDelta = Delta
     LinkRequest = Request
 else:
-    # `array[int]` is a type to type checkers only, so the decoder is told of arrays in its own words; all
-    # other fields are those of the values.
+    # `array[int]` is a type for type checkers only, so these fields are declared as `array` for the
+    # decoder. All other fields are inherited.
     LinkDelta = make_dataclass(
         "LinkDelta", [("embedding", array | None, None)], bases=(Delta,), slots=True, unsafe_hash=True
     )
@@ -66,14 +65,14 @@ class ErrorNote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """A request's end, well where `error` is None."""
+    """The end of a request, successful if `error` is None."""
 
     summary: RequestSummary
     error: ErrorNote | None = None
 
 
 class LimitRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A question to the rate limits; its answer has the same `number`."""
+    """A request to the rate limits; its response has the same `number`."""
 
     number: int
     tenant: str
@@ -82,7 +81,7 @@ class LimitRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitResponse(msgspec.Struct, frozen=True, array_like=True):
-    """The answer: exactly one of the two."""
+    """The response: exactly one of the two is set."""
 
     number: int
     grant: Grant | None = None
@@ -90,14 +89,14 @@ class LimitResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitSettled(msgspec.Struct, frozen=True, array_like=True):
-    """The end of the grant that answered question `number`, by the tokens used; None where it never ran."""
+    """The end of the grant of request `number`, with the tokens used; None if the request never ran."""
 
     number: int
     tokens: int | None
 
 
 class PageRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A page that only the core can show."""
+    """A request for a page that only the core can render."""
 
     number: int
     method: str
@@ -116,8 +115,8 @@ class PageResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
-    """What requests meet: why no request could be served at once (None: it could), in all and by model, and
-    what is done under pressure to requests of each model."""
+    """The state of admission: the reason why no request could be served immediately (None: it could), in
+    total and per model, and the brown-out of each model."""
 
     missing: str | None
     missing_by_model: dict[str, str | None]
@@ -125,8 +124,8 @@ class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EdgeWelcome(msgspec.Struct, frozen=True, array_like=True):
-    """The core's first word: the deployment as JSON, where to listen (host, port), and the secret that the
-    salts of caches are made from, so that a tenant has the same ones on every edge."""
+    """The core's first message: the deployment as JSON, where to listen (host, port), and the secret from
+    which cache salts are derived, so that a tenant has the same salts on every edge."""
 
     deployment: bytes
     addresses: list[tuple[str, int]]
@@ -134,10 +133,10 @@ class EdgeWelcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ToCore(msgspec.Struct, array_like=True):
-    """From an edge. What it has submitted comes before what it has cancelled. `named` are calls by the id
-    that the client has, with those of its requests. `started` is the address that it listens on, once;
-    `failed` is why it cannot. `figures` are its metrics by the number that asked for them, and `beat` echoes
-    the core's."""
+    """From an edge. Submitted requests are processed before cancelled ones. `named` maps calls, by the
+    client's id, to their requests. `started` is the address where it listens, sent once; `failed` is the
+    reason why it cannot. `figures` are its metrics, with the number of the scrape, and `beat` echoes the
+    core's heartbeat."""
 
     submits: list[LinkRequest] = []
     cancels: list[str] = []
@@ -152,9 +151,9 @@ class ToCore(msgspec.Struct, array_like=True):
 
 
 class ToEdge(msgspec.Struct, array_like=True):
-    """From the core. All deltas of a turn come before all ends, which changes nothing for any request, and
-    before all that went `fast_path`, each of them a SessionResponse of deltas that are just the next of their
-    streams. Numbers in `scrapes` ask for the edge's metrics."""
+    """From the core. All deltas of an iteration precede all ends, which does not change the order within a
+    request, and precede all `fast_path` items, each of which is a SessionResponse of deltas that directly
+    continue their streams. Numbers in `scrapes` request the edge's metrics."""
 
     deltas: list[LinkDelta] = []
     fast_path: list[bytes] = []
@@ -176,7 +175,7 @@ _KINDS: dict[str, type[KvasirError]] = {
 
 
 def note_of(error: KvasirError) -> ErrorNote:
-    """An error as the other side can make it again."""
+    """An error in a form from which the other side can rebuild it."""
     if isinstance(error, RequestError):
         return ErrorNote("RequestError", error.code, error.message, error.status, error.param)
     if isinstance(error, CapacityError):
@@ -185,7 +184,8 @@ def note_of(error: KvasirError) -> ErrorNote:
 
 
 def error_of(note: ErrorNote) -> KvasirError:
-    """The error that `note_of` was given; one of a kind that clients never see is a KvasirError."""
+    """Rebuild the error that `note_of` was given. An error of a class that clients never see becomes a
+    KvasirError."""
     if note.kind == "RequestError":
         return RequestError(note.message, status=note.status, code=note.code, param=note.param)
     if note.kind == "CapacityError":
@@ -194,14 +194,14 @@ def error_of(note: ErrorNote) -> KvasirError:
 
 
 def _plain(value: Any) -> bytes:
-    """What the encoder does not know: arrays, as their type code and their bytes."""
+    """Encode arrays, which the encoder does not support, as their type code and bytes."""
     if isinstance(value, array):
         return value.typecode.encode() + value.tobytes()
     raise NotImplementedError(type(value))
 
 
 def _array(kind: type, value: Any) -> Any:
-    """What `_plain` made."""
+    """Decode the output of `_plain`."""
     if kind is not array or not isinstance(value, bytes) or value[:1] not in (b"I", b"Q", b"f"):
         raise ValueError("no array")
     made = array(chr(value[0]))
@@ -213,8 +213,8 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def frames(message: ToCore | ToEdge, refuse: Callable[[ToCore | ToEdge], None]) -> Iterator[bytes]:
-    """`message` in as few frames as hold it. What is too large for one by itself goes to `refuse`, alone in a
-    message."""
+    """Encode `message` in as few frames as possible. An item that is too large for a frame is passed to
+    `refuse`, alone in a message."""
     body = _encode(message)
     if len(body) <= MAX_FRAME_BYTES:
         yield _LENGTH.pack(len(body)) + body
@@ -226,7 +226,7 @@ def frames(message: ToCore | ToEdge, refuse: Callable[[ToCore | ToEdge], None]) 
 
 
 def _halves(message: Frame) -> tuple[Frame, Frame] | None:
-    """Two messages that say the same one after the other; None for a single thing."""
+    """Split a message into two that have the same effect one after the other; None for a single item."""
     kind = type(message)
     fields = {name: getattr(message, name) for name in kind.__struct_fields__}
     lists = {name: value for name, value in fields.items() if isinstance(value, list)}
@@ -242,14 +242,14 @@ def _halves(message: Frame) -> tuple[Frame, Frame] | None:
 
 
 class Frames(Generic[Frame]):
-    """Takes bytes as they come, and gives whole frames of one kind. Holds less than one frame."""
+    """Splits received bytes into frames of one kind. Buffers less than one frame."""
 
     def __init__(self, kind: type[Frame]) -> None:
         self._decode: Callable[[memoryview], Frame] = msgspec.msgpack.Decoder(kind, dec_hook=_array).decode
         self._held = bytearray()
 
     def take(self, data: bytes) -> list[Frame]:
-        """All frames that are complete with `data`. Raises ProtocolError for what is none."""
+        """Return all frames that are complete with `data`. Raise ProtocolError for a malformed one."""
         held = self._held
         held += data
         made: list[Frame] = []

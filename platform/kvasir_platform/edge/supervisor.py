@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 _STDERR = 2
 _BEAT_S = 1.0
 _KILLED_S = 10.0
-"""A killed process is gone long before."""
+"""Far longer than the kernel takes to end a killed process."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """Time limits. An edge must listen within `start_s` of its start. One that leaves `silent_beats`
-    heartbeats unanswered, sent once a second, is killed. One that ends is restarted after `pause_s`, which
+    """Time limits. An edge must listen within `start_s` of its start. An edge that leaves `silent_beats`
+    heartbeats unanswered (one per second) is killed. An edge that exits is restarted after `pause_s`, which
     doubles up to `longest_pause_s` until an edge has served for `steady_s`."""
 
     start_s: float = 120.0
@@ -62,8 +62,8 @@ class Edge:
         return self.address.done() and self.address.exception() is None
 
     async def run(self, command: Sequence[str], welcome: EdgeWelcome) -> int:
-        """Start the process, and wait for its end and for all that it had to be free; returns its exit
-        status. Raises OSError when it cannot be started."""
+        """Start the process, wait until it has exited and its resources are released, and return its exit
+        status. Raise OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as stack:
             stack.enter_context(ours)
@@ -108,7 +108,7 @@ class Edge:
         """Fail the start, unless it already listens. Idempotent."""
         if not self.address.done():
             self.address.set_exception(error)
-            # Looked at, whether or not anybody else looks.
+            # Retrieve the exception, because asyncio logs one that nobody retrieves.
             self.address.exception()
 
     def _unlinked(self) -> None:
@@ -135,12 +135,12 @@ class EdgeSupervisor:
         self._clock = clock
         self._patience = patience or RestartLimits()
         self.edges = [self._make(slot, 1) for slot in range(count)]
-        """Those that there are, by their slots."""
+        """The current edges, by slot."""
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: asyncio.Task[None] | None = None
         self._ending = False
         self.broken = asyncio.Event()
-        """Set when edges are not kept any more for a fault of ours, which has been logged."""
+        """Set when edges are not restarted any more because of an internal error, which is logged."""
 
     async def start(self) -> tuple[str, int]:
         """Start all edges, and return the address of the first when all listen. Raise KvasirError if one does

@@ -110,8 +110,8 @@ def test_streams_that_outlast_the_timeout_are_told_with_what_to_do(watcher: Watc
     assert watcher.waited_s == 60.0
     assert caught.value.code == "drain_timeout"
     assert caught.value.message == (
-        "decode-7f is draining (kernel update) with 3 streams after 60 s; the drain stands. Wait on with: "
-        "kvasir drain decode-7f, or put it back with: kvasir drain decode-7f --undo"
+        "decode-7f is draining (kernel update) with 3 streams after 60 s; the drain continues. "
+        "Continue waiting with: kvasir drain decode-7f, or undo it with: kvasir drain decode-7f --undo"
     )
 
 

@@ -112,13 +112,14 @@ class _Watch:
         why = f" ({self._reason})" if self._reason else ""
         if desired.undo:
             return (
-                f"{self._worker_id} is {self._state}{why} {after}. One that is out of reach is told when it "
-                "is back; one that is being stopped or has left goes on draining: see kvasir get workers"
+                f"{self._worker_id} is {self._state}{why} {after}. An unreachable worker receives the "
+                "request when it reconnects; a worker that is being stopped or has left keeps draining: see "
+                "kvasir get workers"
             )
         return (
-            f"{self._worker_id} is {self._state}{why} with {_streams(self._left)} {after}; the drain stands. "
-            f"Wait on with: kvasir drain {self._worker_id}, or put it back with: kvasir drain "
-            f"{self._worker_id} --undo"
+            f"{self._worker_id} is {self._state}{why} with {_streams(self._left)} {after}; the drain "
+            f"continues. Continue waiting with: kvasir drain {self._worker_id}, or undo it with: "
+            f"kvasir drain {self._worker_id} --undo"
         )
 
     def clear(self) -> None:

@@ -129,7 +129,7 @@ class Site:
         if connection.sock.getpeercert(binary_form=True) != own:
             raise AnotherCertificateError(
                 f"the gateway at {self.authority} shows another certificate than {path} holds: either it "
-                "keeps its last good one, and router.log says why, or somebody else answers there"
+                "keeps its last good one, and router.log says why, or another server answers at this address"
             )
 
     def _mistrust(self, error: ssl.SSLCertVerificationError) -> str:

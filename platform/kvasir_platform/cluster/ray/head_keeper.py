@@ -63,7 +63,7 @@ class HeadKeeper:
         if self.failure is not None:
             return
         if not self._head.alive:
-            self.failure = "Ray's node (raylet) has ended, and every replica on it; start the deployment anew"
+            self.failure = "Ray's node (raylet) has ended, and every replica on it; restart the deployment"
             return
         if self._head.gcs_alive:
             return
@@ -72,7 +72,7 @@ class HeadKeeper:
             self.failure = (
                 f"Ray's head (GCS) ended {self._restarts.limit} times within "
                 f"{self._restarts.window_s:.0f} s; its log says why (gcs_server.out). If it keeps its state "
-                "in Redis (ray.head_redis_url), see that Redis answers. Start the deployment anew: Ray ends "
+                "in Redis (ray.head_redis_url), check that Redis answers. Restart the deployment: Ray ends "
                 "the replicas 60 s after its head"
             )
         elif now >= due:

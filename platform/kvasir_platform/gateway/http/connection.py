@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _MAX_PIPELINED = 8
 _EARLY_BYTES = 64 << 10
-"""Bodies beyond this are asked about before they are read."""
+"""Larger bodies are checked by `early` before they are read."""
 _DROPPED = 2
-"""Bodies' bounds that a client may go on sending after a refusal; reading them only costs."""
+"""Body limits that a client may continue to send after a refusal; reading them has a cost and no use."""
 _FRAMING = 8
-"""Bytes on the wire for each byte of a body; honest chunks need little more than one."""
+"""Bytes on the wire per byte of a body; regular chunks need little more than one."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
 
@@ -101,7 +101,9 @@ class HttpConnection(ConnectionOutput):
             if self._reading != LINGER:
                 self._refuse(self._refusal)
         except httptools.HttpParserError as error:
-            if self._reading != LINGER and not self._last:  # else data after a request that asked to close
+            if (
+                self._reading != LINGER and not self._last
+            ):  # else: data after a request with `Connection: close`
                 self._refuse(RequestError(f"Malformed HTTP request: {error}.", code="malformed_http"))
         except KvasirError as error:
             self._refuse(error)
@@ -111,13 +113,13 @@ class HttpConnection(ConnectionOutput):
         self._listener.closed(self)
         self._lose(CLIENT_CLOSED)
 
-    # -- the parser's side
+    # -- callbacks of the parser
 
     def on_message_begin(self) -> None:
         if self._reading == LINGER:
             self._stop("The previous response closed the connection.")
         if self._reading == IDLE and self._exchange is None:
-            self._wait_for(HEADERS)  # it came in one piece with the request before it
+            self._wait_for(HEADERS)  # arrived together with the preceding request
         self._reading = HEADERS
         self._begun = True
         self._method = ""
@@ -137,7 +139,7 @@ class HttpConnection(ConnectionOutput):
         self._header_count += 1
         self._count_header(len(name) + len(value) + 4)
         if self._reading == BODY:
-            return  # a trailer: counted, and of no use
+            return  # a trailer: counted and ignored
         name = name.lower()
         earlier = self._headers.get(name)
         if earlier is None:
@@ -170,7 +172,7 @@ class HttpConnection(ConnectionOutput):
         self._body_bytes += size
         self._held_bytes += size
         full = self._listener.hold(size)
-        # Bodies that wait for their turn count too, or pipelining would multiply the bound.
+        # Bodies of pipelined requests count too, otherwise pipelining would multiply the limit.
         if self._held_bytes > self._limits.body_bytes:
             self._body_too_large()
         if full is not None:
@@ -181,7 +183,7 @@ class HttpConnection(ConnectionOutput):
         if self._upgrade:
             return
         self._reading = IDLE
-        # What comes in the same piece is the next request's; only what comes later is counted for it.
+        # The rest of this piece belongs to the next request; only later data counts for that one.
         self._wire_bytes = 0
         request = self._request(self._body.take())
         self._last = not request.keep_alive
@@ -192,7 +194,7 @@ class HttpConnection(ConnectionOutput):
         if self._exchange is None:
             self._next()
 
-    # -- the listener's side
+    # -- callbacks of the listener
 
     def close_when_idle(self) -> None:
         """Close now, or after the running response."""
@@ -221,7 +223,7 @@ class HttpConnection(ConnectionOutput):
 
     def _rest(self) -> None:
         if self._waiting:
-            # Later, because this may run inside the router's fan-out, which must not be re-entered.
+            # Deferred, because this may run inside the router's fan-out, which is not reentrant.
             self._listener.loop.call_soon(self._next)
         elif self._reading == IDLE:
             self.deadline = self._listener.loop.time() + self._limits.idle_s

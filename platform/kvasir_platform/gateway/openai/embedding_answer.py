@@ -28,7 +28,7 @@ def cut(embedding: array[float], dimensions: int | None) -> np.ndarray[tuple[int
         return vector
     if dimensions > len(vector):
         raise RequestError(
-            f"dimensions: the model's embeddings have {len(vector)}, and {dimensions} were asked for.",
+            f"dimensions: the model's embeddings have {len(vector)} dimensions, fewer than {dimensions}.",
             code="invalid_value",
             param="dimensions",
         )

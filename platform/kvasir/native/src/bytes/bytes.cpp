@@ -8,7 +8,7 @@
 
 #include "hash.hpp"
 
-// The widest multiplication that the machine at hand has is chosen when the module is loaded.
+// The widest multiplication of the CPU is selected when the module is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define KVASIR_FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -19,7 +19,7 @@ namespace kvasir {
 
 namespace {
 
-// A table that grows without moving: its room is reserved once, and takes memory only where it is written.
+// A table that grows without moving: it is allocated once, and uses memory only where it is written.
 class Weights {
  public:
   const std::uint64_t *first(std::size_t count) {
@@ -39,7 +39,7 @@ class Weights {
     ready_.store(wanted, std::memory_order_release);
   }
 
-  // Loads of the widest kind are then never split between cache lines.
+  // Aligned so that the widest loads never cross cache lines.
   static constexpr std::align_val_t kAligned{64};
 
   std::uint64_t *const table_ = static_cast<std::uint64_t *>(::operator new(8 * kChecksumLanes, kAligned));
@@ -55,8 +55,8 @@ inline std::uint64_t lane(const unsigned char *bytes, std::size_t i) {
   return value;
 }
 
-// Four places are read at once: one stream of reads is half as fast where the bytes come from memory. Where
-// they are too near each other it is the other way round.
+// Reads four streams at once: a single stream is half as fast when the bytes come from memory. For short
+// pieces a single stream is faster.
 KVASIR_FOR_EACH_CPU
 std::uint64_t weigh(const unsigned char *bytes, const std::uint64_t *weights, std::size_t lanes) {
   const std::size_t quarter = lanes < kNear ? 0 : lanes / 4, half = 2 * quarter, third = 3 * quarter;
@@ -89,7 +89,7 @@ void require(bool holds, const char *what) {
 }  // namespace
 
 const std::uint64_t *checksum_weights(std::size_t count) {
-  // Never freed: threads that have let go of Python's lock may still read when the process ends.
+  // Never freed: threads that released the GIL may still read it when the process exits.
   static Weights *const weights = new Weights;
   return weights->first(count);
 }
@@ -103,7 +103,7 @@ void copy_pieces(const Words &sources, const Words &targets, const Words &length
     const std::uint64_t source = sources[i], target = targets[i];
     std::uint64_t length = lengths[i++];
     if (!length) continue;
-    // What lies together on both sides is one copy; a piece without bytes may be anywhere.
+    // Pieces adjacent on both sides are one copy; an empty piece may be anywhere.
     for (; i < lengths.size(); ++i) {
       if (!lengths[i]) continue;
       if (sources[i] != source + length || targets[i] != target + length) break;

@@ -1,4 +1,4 @@
-// Copies and checksums of KV bytes in many places at once: see copy_pieces and checksum_pieces in
+// Copies and checksums of KV bytes in many pieces per call: see copy_pieces and checksum_pieces in
 // _native.pyi.
 #pragma once
 
@@ -12,7 +12,7 @@ inline constexpr std::uint64_t kChecksumSeed = 0x243F6A8885A308D3ULL;
 inline constexpr std::uint64_t kChecksumFactor = 0xD1342543DE82EF95ULL;
 inline constexpr std::size_t kChecksumLanes = std::size_t{1} << 20;
 
-// Items of 8 bytes in memory that need not be aligned.
+// 8-byte items in memory that may be unaligned.
 class Words {
  public:
   Words(const char *data, std::size_t count) : data_(data), count_(count) {}
@@ -29,11 +29,10 @@ class Words {
   std::size_t count_;
 };
 
-// The first `count` weights, which are kept for as long as the process lives; at most kChecksumLanes.
-// Safe to call from any thread.
+// Returns the first `count` weights, at most kChecksumLanes, valid until the process exits. Thread-safe.
 const std::uint64_t *checksum_weights(std::size_t count);
 
-// All throw std::invalid_argument before the first byte is touched.
+// All throw std::invalid_argument before any byte is read or written.
 void copy_pieces(const Words &sources, const Words &targets, const Words &lengths);
 // `out` has room for one checksum of each group.
 void checksum_pieces(const Words &addresses, const Words &lengths, std::size_t group, std::uint64_t *out);

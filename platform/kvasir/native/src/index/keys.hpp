@@ -1,5 +1,5 @@
-// An engine's keys of blocks: which name each has, and how many copies the engine holds. Sharded for the
-// same reason as the table of names: no key waits for more than one shard to grow.
+// An engine's block keys, each with its name and the number of copies that the engine holds. Sharded like the
+// name table, so that an insertion waits for at most one shard to grow.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class KeyMap {
     Held &held = at(shard, key);
     return held.copies ? &held : nullptr;
   }
-  // One more copy; `name` counts for a key that is new.
+  // Add a copy; `name` is used only if the key is not in the map.
   void add(std::uint64_t key, std::uint64_t name) {
     Shard &shard = shards_[shard_of(key)];
     if ((shard.used + 1) * 4 > shard.slots.size() * 3) grow(shard);

@@ -33,7 +33,7 @@ struct Record {
   }
 };
 
-// Takes a log apart. Throws std::invalid_argument where it is malformed.
+// Parses a log. Throws std::invalid_argument if it is malformed.
 class LogReader {
  public:
   LogReader(const char *data, std::size_t size) : at_(data), end_(data + size), begin_(data) {}
@@ -65,7 +65,7 @@ class LogReader {
   const char *at_, *end_, *begin_;
 };
 
-// Writes a log; what continues the last record joins it.
+// Writes a log; merges entries that continue the last record into it.
 class LogWriter {
  public:
   void stored(unsigned medium, unsigned rank, std::uint64_t parent, const std::uint64_t *names, std::size_t count) {

@@ -1,4 +1,4 @@
-// How much of a prompt everybody holds.
+// Finds the length of the prompt prefix that each owner holds.
 #include "tree.hpp"
 
 namespace kvasir {
@@ -7,7 +7,7 @@ namespace {
 
 using Depths = std::uint32_t __attribute__((vector_size(16), aligned(4)));
 
-// Whoever has come as far as `depth` comes further by what its media hold; true if one gets to the end.
+// Extends the depths that equal `depth` by the runs of their media; true if a depth reaches the end of the run.
 inline bool advance(std::uint32_t *at, std::uint32_t depth, Depths runs, std::uint32_t run) {
   Depths &depths = *reinterpret_cast<Depths *>(at);
   depths += runs & (depths == depth);
@@ -20,7 +20,7 @@ struct Tree::Match {
   std::uint32_t *depths;
   std::uint32_t depth = 0;
   bool alive = false;
-  // Pages held whole by the same owners as the one before them: added up, and told to the owners once.
+  // A span of consecutive pages that the same owners hold in full, applied to the owners' depths once.
   const Entry *span = nullptr;
   unsigned span_owners = 0;
   std::uint32_t span_from = 0, span_run = 0;
@@ -107,7 +107,7 @@ std::uint32_t Tree::match(const char *names, std::size_t count, std::uint32_t *d
     const std::uint64_t *held = pages_.names(number) + at;
     const unsigned most = static_cast<unsigned>(std::min<std::size_t>(page.count - at, count - m.depth));
     unsigned run = most;
-    // A name stands for all before it: the last one being equal, the others are.
+    // A name identifies its whole prefix: if the last names are equal, all are.
     if (held[most - 1] != name_at(names, m.depth + most - 1)) {
       run = 1;
       while (run < most && held[run] == name_at(names, m.depth + run)) ++run;

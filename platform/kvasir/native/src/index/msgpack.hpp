@@ -1,5 +1,5 @@
-// Reads just enough of msgpack: https://github.com/msgpack/msgpack/blob/master/spec.md. Nothing is read
-// past the end, and nothing is nested deeper than kDepth. Throws std::invalid_argument.
+// A reader of the needed subset of msgpack: https://github.com/msgpack/msgpack/blob/master/spec.md. Reads no
+// byte past the end and at most kDepth levels of nesting. Throws std::invalid_argument.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class MsgPack {
       default: fail("an unsigned integer");
     }
   }
-  // Token ids, which are most of an event: their sizes in one place, without a call for each.
+  // Token ids are most of an event, so their sizes are decoded inline, without a call per id.
   void tokens(std::uint32_t *out, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       const unsigned char type = byte();
@@ -120,7 +120,7 @@ class MsgPack {
     else if (type == wide) size = big(2);
     else if (type == wide + 1) size = big(4);
     else fail(what);
-    // Each item takes a byte at least: a count beyond that is a lie, and must not reserve memory.
+    // Each item takes at least one byte: a larger count is malformed, and must not allocate memory.
     if (size > static_cast<std::uint64_t>(end_ - at_)) fail("fewer items");
     return size;
   }

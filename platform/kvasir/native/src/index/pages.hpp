@@ -1,7 +1,7 @@
-// Edges of the tree: runs of names in pages of 16, with who holds which of them.
+// Edges of the tree: runs of names in pages of 16, with the owners of each name.
 //
-// Names and owners are kept apart: a match that finds a page's last name equal looks at no other name, since
-// a name stands for its whole prefix. Pages are numbered, never move, and are allocated in chunks.
+// Names and owners are stored separately: a match that finds a page's last name equal reads no other name,
+// because a name identifies its whole prefix. Pages are numbered, never move, and are allocated in chunks.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ inline constexpr unsigned kPageNames = 16;
 inline constexpr std::uint32_t kNoPage = 0xFFFFFFFFu;
 inline constexpr std::uint16_t kFullMask = 0xFFFF;
 
-// One owner's hold on a page: bit i is the page's name i.
+// The names of a page that one owner holds: bit i is the page's name i.
 struct Entry {
   std::uint16_t slot, mask;
 };
 
-// Few owners lie in the page itself; more of them in memory of their own, sorted by nothing.
+// Up to kInline owners are stored in the page itself, more in allocated memory. Unsorted.
 class Owners {
  public:
   static constexpr unsigned kInline = 3;
@@ -74,17 +74,17 @@ class Owners {
   }
 
   alignas(4) unsigned char storage_[kInline * sizeof(Entry)] = {};
-  std::uint16_t size_ = 0, capacity_ = 0;  // capacity in fours
+  std::uint16_t size_ = 0, capacity_ = 0;  // capacity in units of four
 };
 static_assert(sizeof(Owners) == 16);
 
 struct Page {
   Page() : predictions(0), count(0) {}
 
-  std::uint64_t parent = 0;            // the name before the page's first
-  std::uint32_t next = kNoPage;        // a hint: the page in which the last name's child was put
-  std::uint32_t predictions : 27;      // first prediction that touches this page, plus one
-  std::uint32_t count : 5;             // names
+  std::uint64_t parent = 0;            // name before the page's first
+  std::uint32_t next = kNoPage;        // hint: page of the last name's child
+  std::uint32_t predictions : 27;      // first prediction of this page, 0: none
+  std::uint32_t count : 5;             // number of names
   Owners owners;
 };
 static_assert(sizeof(Page) == 32, "a page's description is half a cache line");
@@ -109,7 +109,7 @@ class Pages {
   }
   const std::uint64_t *names(std::uint32_t page) const { return const_cast<Pages *>(this)->names(page); }
 
-  // Pages are numbered below this; freed ones have no names.
+  // Page numbers are below this; released pages have no names.
   std::uint32_t end() const { return end_; }
   std::uint32_t used() const { return end_ - free_; }
   std::size_t bytes() const {
@@ -138,7 +138,7 @@ class Pages {
     first_free_ = page;
     ++free_;
   }
-  // Gives all memory back once no page is in use. Not while somebody still looks at released pages.
+  // Frees all memory if no page is in use. Not to be called while released pages are read.
   void trim() {
     if (!end_ || used()) return;
     for (const Chunk &chunk : chunks_) {

@@ -1,4 +1,4 @@
-// What the router foresees: holds with a number and a time, in a list by age.
+// Blocks that the router predicts, each prediction with a number and a time, in a list by age.
 #include "runs.hpp"
 #include "tree.hpp"
 
@@ -32,7 +32,7 @@ void Tree::unlink(std::uint32_t index) {
   free_prediction_ = index;
 }
 
-// A prediction of a group that is gone; its pairs wait to be swept.
+// Drops a prediction of a group that was dropped; its pairs count as unswept until then.
 void Tree::drop_prediction(std::uint32_t index) {
   const Prediction &p = predictions_[index];
   unswept_ -= ones(p.mask);
@@ -40,7 +40,7 @@ void Tree::drop_prediction(std::uint32_t index) {
   unlink(index);
 }
 
-// Takes bits off a living prediction; the page may be gone afterwards.
+// Removes bits from a live prediction; the page may be released.
 void Tree::forget(std::uint32_t index, std::uint16_t mask) {
   Prediction &p = predictions_[index];
   const std::uint32_t page = p.page;
@@ -109,7 +109,7 @@ void Tree::make_room() {
       prune(page);
       continue;
     }
-    // The deepest block first.
+    // Evict the deepest block first.
     forget(oldest_, static_cast<std::uint16_t>(1u << (31 - __builtin_clz(p.mask))));
     ++evicted_;
   }

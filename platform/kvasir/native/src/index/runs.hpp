@@ -1,4 +1,4 @@
-// How the tree walks over names: stretches that lie together in one page are handled as one.
+// Iteration over names: consecutive names in one page are visited as one run.
 #pragma once
 
 #include "tree.hpp"
@@ -26,7 +26,7 @@ void Tree::lay(std::uint64_t parent, const char *names, std::size_t count, Visit
       if (place != NameTable::kNowhere) {
         page = place / kPageNames, at = place % kPageNames;
       } else {
-        // Only after a page's last name can it be continued; elsewhere the chain branches off.
+        // A page can be extended only after its last name; elsewhere the chain branches.
         const bool last = page != kNoPage && at + 1 == pages_[page].count;
         page = append(last ? page : kNoPage, parent, name);
         at = pages_[page].count - 1;

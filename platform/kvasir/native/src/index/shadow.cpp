@@ -66,7 +66,7 @@ void Shadow::check_tier(MsgPack &in, const Event &event) {
   if (!below) in.fail("a log of media below the device");
 }
 
-// One entry a block; the strings of the first are the adapter's name, where there is one, and the salt.
+// One entry per block; the strings of the first are the adapter's name, if any, and the salt.
 void Shadow::extra_keys(MsgPack &in, Event &event) {
   for (std::size_t i = 0, blocks = in.array(); i < blocks; ++i) {
     if (i || !in.is_array()) {
@@ -107,7 +107,7 @@ std::size_t Shadow::ingest(std::size_t rank, const char *data, std::size_t size)
   for (std::size_t left = in.array(); left > 0; --left) events.push_back(event(in, payload));
   for (std::size_t i = 2; i < parts; ++i) in.skip();
   if (!in.done()) in.fail("the end");
-  // All roots before the first change: to ask for one may raise.
+  // Compute all roots before the first change: computing one may raise.
   for (Event &each : events)
     if (each.kind == Event::kStore && !each.other_group && !each.parent && each.keys && each.fits())
       each.root = root(each.salt, each.adapter);
@@ -135,7 +135,7 @@ void Shadow::follow(std::size_t rank, const Event &event, const Payload &payload
   }
 }
 
-// Tiers name their blocks themselves, and know nothing of ranks.
+// Tiers report names instead of keys, and have no ranks.
 void Shadow::follow_tier(std::size_t rank, std::string_view log) {
   const auto number = static_cast<unsigned>(rank);
   Record record;

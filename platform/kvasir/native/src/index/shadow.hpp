@@ -1,4 +1,4 @@
-// A worker's record of what its engine holds: see Shadow in _native.pyi.
+// A worker's record of its engine's blocks: see Shadow in _native.pyi.
 #pragma once
 
 #include <array>
@@ -69,7 +69,7 @@ class Shadow {
       if (!held) continue;
       ++found;
       if (--held->copies) continue;
-      held->copies = 1;  // an entry in use, as erase wants it
+      held->copies = 1;  // erase requires an entry in use
       names_.push_back(held->name);
       map.erase(held);
     }
@@ -91,7 +91,7 @@ class Shadow {
   std::size_t ingest(std::size_t rank, const char *payload, std::size_t size);
 
   std::string take_log() {
-    // What was cleared is given back bit by bit, with the calls that come anyway.
+    // Memory of cleared blocks is reclaimed incrementally, in calls that happen regularly.
     tree_.sweep(4096);
     return log_.take();
   }
@@ -135,7 +135,7 @@ class Shadow {
     if (roots_.size() >= kRoots) roots_.clear();
     return roots_[key] = root_of_(salt, adapter);
   }
-  // What the events of one message refer to; a message's own, since asking for a root runs Python.
+  // Keys and tokens of the events of one message. Not shared, because computing a root runs Python.
   struct Payload {
     std::vector<std::uint64_t> keys;
     std::vector<std::uint32_t> tokens;
@@ -156,7 +156,7 @@ class Shadow {
   LogWriter log_;
   std::uint64_t unnamed_ = 0;
   std::vector<std::uint64_t> names_;
-  Payload spare_;  // kept for its memory
+  Payload spare_;  // kept to reuse its memory
 };
 
 }  // namespace kvasir

@@ -1,9 +1,9 @@
-// Where each name is kept: an open-addressing table that never rehashes as a whole.
+// Maps a name to its place: an open-addressing table that never rehashes as a whole.
 //
-// Names ought to be hashes, but come from workers: they are scattered (Fibonacci hashing), so that also names
-// in sequence spread. The top bits choose one of many small shards, each of which grows by itself,
-// by a quarter: the longest stall is the copying of one shard, and the load stays high. Within a shard a
-// name's home follows the order of a 32-bit tag, so that growing is one linear pass which needs no name.
+// Names should be hashes but come from workers, so they are hashed again (Fibonacci hashing), which spreads
+// consecutive names too. The top bits select one of many small shards, each of which grows independently by
+// a quarter: the longest stall is the copy of one shard, and the load factor stays high. Within a shard, home
+// slots follow the order of a 32-bit tag, so that growing is one linear pass that does not need the names.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class NameTable {
     if (shard.slots) __builtin_prefetch(shard.slots + home(shard, tag_of(name)));
   }
 
-  // The place of `name`, or kNowhere; `same(place)` tells whether a place really has that name.
+  // Returns the place of `name`, or kNowhere; `same(place)` returns whether the place has that name.
   template <class Same>
   std::uint32_t find(std::uint64_t name, Same same) const {
     const Shard &shard = shards_[shard_of(name)];
@@ -66,7 +66,7 @@ class NameTable {
     for (std::uint32_t i = next(shard, hole);; i = next(shard, i)) {
       const Slot slot = shard.slots[i];
       if (slot.place == kNowhere) break;
-      // It may move back only if its home is not between the hole and where it is.
+      // An entry may move back only if its home is not between the hole and its slot.
       const std::uint32_t from = home(shard, slot.tag);
       const bool stays = hole <= i ? (hole < from && from <= i) : (hole < from || from <= i);
       if (stays) continue;

@@ -22,7 +22,7 @@ std::uint32_t Tree::add_group() {
 std::uint16_t Tree::slot_for(std::uint32_t number, unsigned medium) {
   std::uint16_t &slot = groups_[number].slots[medium];
   if (!slot) {
-    // Owners that come and go faster than anybody sweeps pay for it themselves.
+    // If owners are dropped faster than sweeps run, sweep here.
     while (free_slots_.empty() && slots_.size() > 0xFFFF && unswept_) sweep(0xFFFF);
     if (!free_slots_.empty()) {
       slot = free_slots_.back();
@@ -70,7 +70,7 @@ void Tree::drop_group(std::uint32_t number) {
 }
 
 std::uint64_t Tree::sweep(std::uint64_t budget) {
-  // A page that is only looked at is cheap; a pair that goes may take its name out of the table.
+  // Reading a page is cheap; removing a pair may also remove its name from the table.
   constexpr std::uint64_t kLook = 1, kPair = 24;
   std::uint64_t work = 0;
   const std::uint64_t most = std::min(budget, ~std::uint64_t{0} / 4) * 4;
@@ -130,7 +130,7 @@ void Tree::prune(std::uint32_t number) {
   pages_.release(number);
 }
 
-// -- what workers report -----------------------------------------------------------------------------
+// -- reports of workers ------------------------------------------------------------------------------
 
 std::uint64_t Tree::apply(const std::vector<std::uint32_t> &groups, const char *log, std::size_t size) {
   Record record;

@@ -1,4 +1,4 @@
-// The prefix tree: see PrefixTree in _native.pyi for what it promises, docs/adr/0006 for its shape.
+// The prefix tree: see PrefixTree in _native.pyi for the contract, docs/adr/0006 for the design.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Tree {
  public:
   Tree(std::uint64_t capacity, std::uint64_t predicted_capacity)
       : capacity_(capacity), predicted_capacity_(predicted_capacity) {
-    slots_.resize(1);  // number 0 is nobody's
+    slots_.resize(1);  // number 0 is unused
   }
 
   std::uint32_t add_group();
@@ -54,19 +54,19 @@ class Tree {
 
   struct Group {
     bool live = false;
-    std::uint32_t life = 0;  // counts the groups that have had this number
+    std::uint32_t life = 0;  // number of dropped groups with this number
     std::uint16_t slots[kMedia] = {0, 0, 0, 0};
     std::uint64_t predicted = 0;
-    std::uint64_t unswept = 0;  // pairs of former groups of this number
+    std::uint64_t unswept = 0;  // pairs of dropped groups with this number
   };
-  // Who an entry belongs to. A slot that died keeps its number until its last entry is swept.
+  // The owner of entries. The number of a dropped slot is reused after its last entry is swept.
   struct Slot {
     bool live = false;
     std::uint16_t group = 0;
     std::uint8_t medium = 0;
     std::uint64_t held = 0;
   };
-  // What one prediction was the last to touch of one page; in a list of its page and in one by age.
+  // The names of one page that belong to one prediction; in a list of its page and in one by age.
   struct Prediction {
     std::uint64_t number = 0;
     double time = 0;
@@ -106,11 +106,11 @@ class Tree {
   void retire(std::uint16_t &slot);
   void slot_entry_gone(std::uint16_t slot, std::uint64_t count);
 
-  // Calls visit(page, first position, count) for each stretch of names that lie together, making what is
-  // not there. visit returns false to stop.
+  // Calls visit(page, first position, count) for each run of names in one page, inserting missing names.
+  // visit returns false to stop.
   template <class Visit>
   void lay(std::uint64_t parent, const char *names, std::size_t count, Visit visit);
-  // The same for those that are there; others are passed over. kChain: each is the child of the one before.
+  // The same for existing names; others are skipped. kChain: each name is the child of the one before.
   template <bool kChain, class Visit>
   void trace(const char *names, std::size_t count, Visit visit) const;
   std::uint32_t append(std::uint32_t page, std::uint64_t parent, std::uint64_t name);
@@ -132,8 +132,8 @@ class Tree {
     return at + 1 == here.count && here.next < pages_.end() && pages_[here.next].count &&
            pages_.names(here.next)[0] == name;
   }
-  // How many more of the names from `i` on lie in the page after position `at`, seen from its last one: a
-  // name stands for all before it.
+  // Number of names from `i` that follow in the page after position `at`: all of the rest of the page, if its
+  // last name is equal (a name identifies its whole prefix), otherwise 0.
   unsigned rest_of(std::uint32_t page, unsigned at, const char *names, std::size_t i, std::size_t count) const {
     const unsigned rest = pages_[page].count - 1 - at;
     return rest && i + rest <= count && name_at(names, i + rest - 1) == pages_.names(page)[at + rest] ? rest : 0;
@@ -147,7 +147,7 @@ class Tree {
   std::vector<Group> groups_;
   std::vector<Slot> slots_;
   std::vector<std::uint16_t> free_slots_;
-  std::deque<Prediction> predictions_ = std::deque<Prediction>(1);  // it grows without moving what is there
+  std::deque<Prediction> predictions_ = std::deque<Prediction>(1);  // a deque grows without moving its elements
   std::uint32_t free_prediction_ = kNone, oldest_ = kNone, newest_ = kNone;
   std::vector<std::uint16_t> scratch_;
   std::vector<std::uint32_t> touched_;
