@@ -1,5 +1,5 @@
-"""A release in a cluster, with this test in KubeRay's place: the pods are processes with addresses of their
-own, started with the variables that KubeRay sets and the `ray start` commands that it generates.
+"""A release in a cluster, with this test in place of KubeRay: pods are processes with their own addresses,
+started with the variables that KubeRay sets and the `ray start` commands that it generates.
 
 The engines are simulated and deterministic: every stream of one prompt must have the same text.
 """
@@ -45,13 +45,13 @@ HEAD, PREFILL, DECODE, SPARE = "127.0.0.41", "127.0.0.42", "127.0.0.43", "127.0.
 SESSION, HEALTH = 7841, 7842
 PATIENCE_S = 90.0
 TOKENS = 40
-# Of the pods' template: as it is at first, and as it is changed to.
+# Hashes of the pods' template: the initial one, and the changed one.
 OLD, NEW = "0123456789ab", "ba9876543210"
 SERVING = int(health_pb2.HealthCheckResponse.SERVING)
 
 
 def _spec(redis: RedisServer) -> dict[str, Any]:
-    # One for each pool: YAML would make one that is named twice change twice.
+    # One dict per pool: YAML would turn a shared one into an alias, and both would change.
     prefill, decode = ({"kind": "sim", "sim": {"decode_step_s": 0.02}} for _ in range(2))
     return {
         "version": "kvasir/v1",
@@ -74,7 +74,7 @@ def _spec(redis: RedisServer) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Cluster:
-    """`folder` is short: Ray puts Unix sockets in it."""
+    """`folder` is short, because Ray puts Unix sockets in it."""
 
     folder: Path
     redis: RedisServer
@@ -111,7 +111,7 @@ class Cluster:
 
     @property
     def head_dir(self) -> Path:
-        """What is the disk of the head's pod, which goes with it."""
+        """The disk of the head's pod, which is deleted with it."""
         return self.folder / f"h{self.heads}"
 
     def head(self) -> None:
@@ -172,7 +172,7 @@ class Cluster:
         return time.monotonic() - began
 
     def replica(self, ip: str) -> int | None:
-        """The process that serves in a pod, None where there is none."""
+        """The process that serves in a pod, None if there is none."""
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.processes[ip].pid).children(recursive=True):
                 if command_line(process).startswith("ray::ServeReplica:"):
@@ -180,7 +180,7 @@ class Cluster:
         return None
 
     def running(self) -> dict[str, int]:
-        """What the control process that runs says of its pools, once all is as it should be."""
+        """Return the control process's status of its pools, once all are in the desired state."""
         if len(self.events("head", "ray")) != self.heads:
             return {}
         log = (self.folder / "head.log").read_text(errors="replace")
@@ -190,27 +190,27 @@ class Cluster:
         return {p["pool"]: p["running"] for p in told[-1]["pools"]}
 
     def replace_spec(self, spec: dict[str, Any]) -> None:
-        """As a ConfigMap is replaced: in one step."""
+        """Replace the file atomically, as a ConfigMap is replaced."""
         beside = self.spec_file.with_suffix(".new")
         beside.write_text(yaml.safe_dump(spec))
         beside.rename(self.spec_file)
 
     def set_desired_pods(self, **templates: str) -> None:
-        """Say of which template each pool's pods should be."""
+        """Set the desired template of each pool's pods."""
         desired = {pool: {"template": template, "pods": 2} for pool, template in templates.items()}
         beside = self.pods_file.with_suffix(".new")
         beside.write_text(json.dumps(desired))
         beside.rename(self.pods_file)
 
     def make_anew(self, pool: str, template: str, *ips: str) -> None:
-        """KubeRay's part: a pod that has ended is deleted, and another one is made."""
+        """Act as KubeRay: delete a pod that has ended, and create another."""
         for ip in ips:
             if (status := self.processes[ip].poll()) is not None:
                 assert status == 0, (self.folder / f"{ip}.log").read_text(errors="replace")[-4000:]
                 self.worker(pool, ip, template)
 
     def lose_gcs(self) -> int:
-        """Kill Ray's state keeper; returns the exit status of the control process."""
+        """Kill Ray's GCS; return the exit status of the control process."""
         for process in psutil.Process(self.processes["head"].pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == "gcs_server":
@@ -218,12 +218,12 @@ class Cluster:
         return self.processes["head"].wait(PATIENCE_S)
 
     def end(self, name: str) -> int:
-        """As Kubernetes ends a pod; returns the exit status."""
+        """Stop a pod as Kubernetes does; return the exit status."""
         self.processes[name].send_signal(signal.SIGTERM)
         return self.processes[name].wait(PATIENCE_S)
 
     def kill(self, name: str) -> None:
-        """As a node that loses its power: the process and all that it has started, at once."""
+        """Kill a pod's process and all its descendants at once, as if its node lost power."""
         root = psutil.Process(self.processes[name].pid)
         tree = [root, *root.children(recursive=True)]
         for process in tree:
@@ -251,7 +251,7 @@ def _free_port(host: str) -> int:
 
 
 def _health(ip: str) -> int | None:
-    """What Kubernetes' gRPC probe of a pod hears; None where nothing answers."""
+    """The response to Kubernetes' gRPC probe of a pod; None if nothing answers."""
     with grpc.insecure_channel(f"{ip}:{HEALTH}") as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
@@ -270,7 +270,7 @@ def _ready_workers(url: str) -> int:
 
 
 def _stream(url: str, tokens: int = TOKENS) -> str:
-    """The text of one greedy stream; raises AssertionError for one that did not go well to its end."""
+    """The text of one greedy stream. Raise AssertionError if it does not end successfully."""
     body = {"model": "kvasir-tiny", "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0}
     text, finish = "", None
     with httpx.stream(
@@ -292,7 +292,7 @@ def _stream(url: str, tokens: int = TOKENS) -> str:
 
 @contextlib.contextmanager
 def _load(url: str, expected: str) -> Iterator[list[str]]:
-    """Streams one after the other while the context lasts; yields what went wrong, which is nothing."""
+    """Run streams one after another until the context ends; yield the list of errors."""
     stop, wrong, ended = threading.Event(), list[str](), list[int]()
 
     def run() -> None:
@@ -338,7 +338,7 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
     cluster.until(lambda: bool(cluster.events("head", "ray")), "Ray's head accepts drivers")
     assert _health(DECODE) is None, "a pod without its replica must not be ready"
     for pool, ip in (("prefill", PREFILL), ("decode", DECODE)):
-        # One after the other: nodes that share a machine race for its files while they start.
+        # One after another: nodes on one machine compete for its files while they start.
         cluster.worker(pool, ip)
         cluster.until(partial(_serves, ip), f"the pod of {pool} is ready")
     url = cluster.router()
@@ -347,38 +347,38 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
     serving = {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)}
     assert None not in serving.values()
 
-    # The head's node loses its power, and its pod comes back with an empty disk.
+    # The head's node loses power, and its pod restarts with an empty disk.
     with _load(url, expected):
         cluster.kill("head")
         cluster.head()
         cluster.until(lambda: cluster.running() == {"prefill": 1, "decode": 1}, "the pools are taken over")
     assert {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)} == serving
 
-    # It takes commands again, as `kubectl exec` gives them: a second decode worker gets the second pod.
+    # It accepts commands again, as `kubectl exec` sends them: a second decode worker gets the second pod.
     cluster.worker("decode", SPARE)
     told = list(ask(socket_path(cluster.head_dir), ControlCommand("scale", "decode", 2), PATIENCE_S))
     assert told[-1]["event"] == "done", told
     cluster.until(lambda: _health(SPARE) == SERVING, "the second decode pod is ready")
     cluster.until(lambda: _ready_workers(url) == 3, "the router has three workers")
 
-    # An orderly end of the head's pod leaves the workers alone, and what was asked for stands.
+    # A graceful end of the head's pod does not affect the workers, and requested sizes are kept.
     with _load(url, expected):
         assert cluster.end("head") == 0
         cluster.head()
         cluster.until(lambda: cluster.running() == {"prefill": 1, "decode": 2}, "the pools are taken over")
     assert {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)} == serving
 
-    # Kubernetes takes a worker's pod in the midst of streams.
+    # Kubernetes stops a worker's pod while streams run.
     with _load(url, expected):
         assert cluster.end(DECODE) == 0
         assert cluster.events(DECODE, "draining")
     assert _health(DECODE) is None
 
-    # KubeRay makes another pod, and the worker that is missing comes up in it.
+    # KubeRay creates another pod, and the missing worker starts in it.
     cluster.worker("decode", DECODE)
     cluster.until(lambda: _ready_workers(url) == 3, "the router has three workers again")
 
-    # A change of the spec replaces the workers that it concerns one by one, and no others.
+    # A change of the spec replaces the affected workers one by one, and no others.
     spec = yaml.safe_load(cluster.spec_file.read_text())
     spec["pools"][1]["engine"] |= {"max_num_seqs": 32}
     before = {ip: cluster.replica(ip) for ip in (PREFILL, DECODE, SPARE)}
@@ -391,7 +391,7 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
         cluster.until(lambda: _ready_workers(url) == 3, "the router has the changed ones")
     assert cluster.replica(PREFILL) == before[PREFILL]
 
-    # Another template of decode's pods, with another spec: both are taken up at once, pod by pod.
+    # Another template of decode's pods, with another spec: both are applied at once, pod by pod.
     spec["pools"][1]["engine"] |= {"max_num_seqs": 16}
     before = {ip: cluster.replica(ip) for ip in (PREFILL, DECODE, SPARE)}
     seen: dict[str, set[int]] = {DECODE: set(), SPARE: set()}
@@ -415,7 +415,7 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
     assert cluster.replica(PREFILL) == before[PREFILL]
     assert not cluster.events("head", "settled")
 
-    # Ray's head loses its state keeper: the process ends, so that KubeRay starts the pod anew.
+    # Ray's head loses its GCS: the process exits, so that KubeRay restarts the pod.
     assert cluster.lose_gcs() == 1
     assert cluster.events("head", "failed")[-1]["code"] == "ray_head_lost"
     assert _stream(url) == expected

@@ -1,6 +1,5 @@
-"""One engine over two pods of a release, with this test in KubeRay's place as in test_cluster_pods, and real
-vLLM: a pod that is ended or made anew takes the whole engine along, in good order.
-"""
+"""One engine over two pods of a release, with this test in place of KubeRay as in test_cluster_pods, and real
+vLLM: if one pod ends or is replaced, the whole engine stops gracefully."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ SPEC = {
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """The head of a release whose pool has engines on two pods each, and no pod of it."""
+    """The head of a release whose pool has engines over two pods each, without pods."""
     folder = Path(tempfile.mkdtemp(prefix="kv", dir="/tmp"))
     password = secrets.token_hex(16)
     with RedisServer(tmp_path, "--requirepass", password, password=password) as redis:
@@ -83,7 +82,7 @@ def _follower(cluster: Cluster, ip: str, template: str) -> None:
 
 
 def _started(cluster: Cluster, ip: str) -> None:
-    """One after the other: nodes that share a machine race for its files while they start."""
+    """One after another: nodes on one machine compete for its files while they start."""
     log = cluster.folder / f"{ip}.log"
     cluster.until(lambda: "Ray runtime started" in log.read_text(errors="replace"), f"Ray runs in {ip}")
 
@@ -103,17 +102,17 @@ def test_both_pods_of_an_engine_come_and_go_together_and_in_good_order(cluster: 
     cluster.until(lambda: httpx.get(f"{url}/health/ready").status_code == 200, "the router is ready")
     expected, long = _stream(url), _stream(url, LONG)
 
-    # Kubernetes ends the second pod in the midst of a stream, which no other engine could take up.
+    # Kubernetes stops the second pod during a stream, which no other engine could continue.
     with ThreadPoolExecutor(1) as beside:
         streamed = beside.submit(_stream, url, LONG)
         cluster.until(lambda: _in_flight(url) == 1, "a stream is there")
         assert cluster.end(SECOND) == 0
         assert streamed.result() == long
-    # KubeRay makes another pod.
+    # KubeRay creates another pod.
     _follower(cluster, SECOND, OLD)
     cluster.until(partial(_serves, FIRST), "the engine serves again")
 
-    # Pods of another template are there beside those: the engine moves, and both old pods end.
+    # Pods of another template exist beside those: the engine moves, and both old pods end.
     cluster.set_desired_pods(wide=NEW)
     cluster.worker("wide", FIRST_ANEW, NEW)
     _started(cluster, FIRST_ANEW)

@@ -53,7 +53,7 @@ def deployment(
 
 @dataclass
 class Crowd:
-    """Clients, and what became of their requests, by tenant."""
+    """Clients, and the results of their requests by tenant."""
 
     cluster: Cluster | None = None
     sent: int = 0
@@ -62,7 +62,7 @@ class Crowd:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def send(self, arrivals: Iterable[tuple[float, Request]]) -> None:
-        """Requests at their times from now on, until all have ended."""
+        """Send requests at their times from now on, and wait until all have ended."""
         assert self.cluster is not None
         clock = self.cluster.clock
         began, streams = clock.now(), []
@@ -96,11 +96,11 @@ class Crowd:
         )
 
     def ttfts(self, tenant: str = "default") -> list[float]:
-        """Seconds to first token of those that got one, the shortest first."""
+        """Seconds to the first token of all requests that got one, sorted."""
         return sorted(each.ttft_s for each in self.ended[tenant] if each.ttft_s is not None)
 
     def good(self, tenant: str = "default") -> int:
-        """Requests that got what their class promises."""
+        """Requests that met their SLO."""
         return sum(each.slo_met is True for each in self.ended[tenant])
 
 
@@ -116,7 +116,7 @@ def traffic(
 
 
 def played(spec: Deployment, *crowds: Iterable[tuple[float, Request]]) -> Crowd:
-    """All of them at once."""
+    """Send all of them at once."""
     crowd = Crowd()
 
     async def story(cluster: Cluster) -> None:
@@ -142,7 +142,7 @@ def test_goodput_stays_at_its_peak_under_five_times_the_load_and_the_excess_is_r
     peak = max(loaded(rate).good() for rate in (70.0, 85.0, 100.0))
     crowd = loaded(5 * 85.0)
     assert crowd.good() >= 0.9 * peak
-    # Refused means on arrival: whoever waited was served, nearly everybody in time.
+    # Refused means refused on arrival: requests that waited were served, nearly all in time.
     outcomes = [summary.outcome for summary in crowd.ended["default"]]
     assert set(outcomes) == {"ok"}
     assert crowd.good() >= 0.9 * len(outcomes)
@@ -156,7 +156,7 @@ SLOW_STEP_S = 0.03
 
 
 def slow(mode: str) -> Deployment:
-    """Engines that compute a twentieth of what is believed of them before anything is measured."""
+    """Engines with a twentieth of the speed that is assumed of them before any measurement."""
     engine = {
         "kind": "sim",
         "block_size": 32,
@@ -174,7 +174,7 @@ def slow(mode: str) -> Deployment:
 
 
 def alike(rate: float, seconds: float, tokens: int, output: int) -> Iterable[tuple[float, Request]]:
-    """Prompts of one length, whose time tells nobody which part of it is fixed."""
+    """Prompts of one length, from whose times the fixed part cannot be determined."""
     rng, at_s = Random(1), 0.0
     sampling = Sampling(max_tokens=output, temperature=0.0, ignore_eos=True)
     while (at_s := at_s + rng.expovariate(rate)) < seconds:
@@ -209,7 +209,7 @@ def test_a_greedy_tenant_does_not_slow_another_down() -> None:
     theirs = TrafficShape(**{**_fields(mine), "rate": 300.0})
     alone = played(spec, traffic(mine, 1, "victim"))
     beside = played(spec, traffic(mine, 1, "victim"), traffic(theirs, 2, "greedy"))
-    # It asks for more than there is, gets the rest, and is told so.
+    # It requests more than is allowed, gets the rest, and the answer says so.
     assert len(beside.refused["greedy"]) > 1000
     assert {error.code for error in beside.refused["greedy"]} == {"tenant_over_share"}
     assert "victim" not in beside.refused
@@ -273,7 +273,7 @@ def test_urgent_requests_are_served_first_and_the_others_in_the_end() -> None:
 
 
 def watched(spec: Deployment, arrivals: Iterable[tuple[float, Request]], rest_s: float) -> list[int]:
-    """The levels of the brown-out, each time that it changes."""
+    """The levels of the brown-out, at each change."""
     levels = [0]
     crowd = Crowd()
 

@@ -151,19 +151,11 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     shared = _Parser(add_help=False)
     shared.add_argument(
-        "-o",
-        "--output",
-        choices=("text", "json"),
-        default=argparse.SUPPRESS,
-        help="text for people (default), json for programs",
+        "-o", "--output", choices=("text", "json"), default=argparse.SUPPRESS, help="output format (text)"
     )
     spec = _Parser(add_help=False)
     spec.add_argument(
-        "-f",
-        "--file",
-        type=Path,
-        metavar="FILE",
-        help="the deployment; by default ./kvasir.yaml if there is one, else the embedded default",
+        "-f", "--file", type=Path, metavar="FILE", help="the deployment; ./kvasir.yaml, else the default"
     )
     spec.add_argument(
         "--set",
@@ -220,9 +212,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXPLAIN_EPILOG,
     )
     commands.choices["explain"].add_argument(
-        "request_id",
-        metavar="REQUEST_ID",
-        help="the response's header x-request-id, or the word scaling",
+        "request_id", metavar="REQUEST_ID", help="the response's header x-request-id, or the word scaling"
     )
     add("get", "list the router's view of workers", gateway, epilog=_GET_EPILOG)
     commands.choices["get"].add_argument(

@@ -1,5 +1,5 @@
-"""Agents of the NCCL adapter beside what the port's contract asks of them: strangers, peers that break the
-protocol or stop in the middle of a chunk, and what is left of an agent that was closed."""
+"""NCCL agents beyond the port's contract: unauthorized peers, peers that violate the protocol or stop within
+a chunk, and the state after an agent is closed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def failure(peer: LocalPeer) -> PullFailed:
 
 @pytest.fixture
 def agent() -> Iterator[Callable[[], LocalPeer]]:
-    """Makes started agents, which are closed in the end."""
+    """Creates started agents, and closes them at the end."""
     made: list[LocalPeer] = []
 
     def make() -> LocalPeer:
@@ -173,7 +173,8 @@ def test_a_peer_that_leaves_in_the_middle_costs_its_pull_and_not_the_lease(
 
 @dataclass
 class Impostor:
-    """A serving agent by hand: it knows the secret and says what the test wants. Runs in its own thread."""
+    """A scripted serving agent: it knows the secret and sends what the test specifies. Runs in its own
+    thread."""
 
     say: list[Message]
     secret: bytes = b"s" * 32
@@ -213,7 +214,7 @@ class Impostor:
         self.waker.close()
 
     def _send_late(self, link: NcclGroupLink) -> None:
-        """The chunk that was announced, whether or not somebody still wants it."""
+        """The announced chunk, whether or not it is still expected."""
         chunks = [message for message in self.say if isinstance(message, Chunk)]
         if not chunks:
             return
@@ -239,7 +240,7 @@ def impostor() -> Iterator[Callable[..., Impostor]]:
 
 @pytest.fixture
 def expecting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a chunk is expected that was announced."""
+    """Set once an announced chunk is expected."""
     found = threading.Event()
 
     def spy(chunks: int) -> int:

@@ -1,4 +1,4 @@
-"""Legs that wait to be prepared: none holds up another, and none is lost."""
+"""Legs that wait for preparation do not block each other, and none is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvasir_workers.engines.vllm.output.stream import LegStream
 
 @dataclass
 class Ready:
-    """What a preparer made."""
+    """The result of a preparer."""
 
     name: str
     parsers: tuple[Any, ...] = ()
@@ -31,7 +31,8 @@ class Ready:
 
 @dataclass
 class Preparer:
-    """Knows what is in `known`; the rest waits for `gate` and raises what `faults` has for it."""
+    """Returns what is in `known` at once. For the rest it waits for `gate` and raises its error in `faults`,
+    if any."""
 
     known: set[str] = field(default_factory=set)
     faults: dict[str, Exception] = field(default_factory=dict)

@@ -136,9 +136,8 @@ class RayPools:
         self.adopt(self._deployment, self._desired)
 
     def adopt(self, deployment: Deployment, pods: Mapping[str, PodTemplate]) -> None:
-        """Apply another spec of the same deployment, and other pods; returns at once. Replicas whose part of
-        the spec has changed are replaced one by one; pools that are not in the spec are drained and deleted.
-        """
+        """Apply another spec of the same deployment, and other pods; returns at once. Replicas whose part has
+        changed are replaced one by one; pools that are not in the spec are drained and deleted."""
         self._deployment = deployment
         self._desired = dict(pods)
         self._run([self._renewed(pool) for pool in deployment.pools])
@@ -174,10 +173,8 @@ class RayPools:
     def restart(self, pool: str) -> bool:
         """Replace the pool's replicas one by one; returns at once. True: each new replica starts beside the
         one that it replaces, which drains only when the new one serves. False: Ray has no free GPU for that,
-        and each is stopped first. Raises ConfigError if that would stop the only one.
-
-        If new replicas do not start, Serve gives up and keeps the old ones that still serve; see `settle`.
-        """
+        and each is stopped first. If new replicas do not start, Serve gives up and keeps the old ones that
+        still serve; see `settle`. Raise ConfigError if the only replica would be stopped."""
         spec, record = self._pool(pool), self._records[pool]
         if record.of_other_pods:
             raise ConfigError(f"{pool} is being moved to other pods; retry when that is done")
@@ -219,9 +216,8 @@ class RayPools:
         return True
 
     def scale(self, pool: str, replicas: int) -> None:
-        """Request another number of replicas; surplus ones drain, and the others are unaffected. Raises
-        ConfigError for a pool that does not exist, a negative number, and growth beyond `scaling.max`: a size
-        that an earlier, larger maximum allowed may shrink in steps."""
+        """Request another number of replicas; only surplus ones drain. Raise ConfigError for an unknown pool,
+        a negative number, and growth beyond `scaling.max`; a size above it may shrink in steps."""
         spec = self._pool(pool)
         if replicas < 0:
             raise ConfigError(f"{pool} cannot have {replicas} replicas; ask for 0 or more")

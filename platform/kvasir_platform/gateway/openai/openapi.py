@@ -1,8 +1,7 @@
 """Generates the OpenAPI document of the gateway from the types that decode the bodies.
 
-Client generators and fuzzers rely on the document, so it is generated: request bodies from the structs of
-`schema`, errors from `reasons`. Fields that are refused by name are omitted and listed under `x-not-served`.
-`python -m kvasir_platform.gateway.openai.openapi` prints it as JSON.
+Client generators and fuzzers rely on it. Bodies come from the structs of `schema`, errors from `reasons`.
+Refused fields are listed under `x-not-served` only. Run this module to print the document as JSON.
 """
 
 from __future__ import annotations
@@ -93,13 +92,7 @@ _OPERATIONS = (
     _Operation("/v1/models", "get", "listModels", "List models and adapters.", answers.Models),
     _Operation("/v1/models/{model}", "get", "retrieveModel", "Show a model or an adapter.", answers.Model),
     _Operation(
-        "/health/live",
-        "get",
-        "live",
-        "Liveness check.",
-        answers.HealthResponse,
-        key=False,
-        tag="Operation",
+        "/health/live", "get", "live", "Liveness check.", answers.HealthResponse, key=False, tag="Operation"
     ),
     _Operation(
         "/health/ready",
@@ -278,8 +271,7 @@ def _schemas() -> Json:
 
 
 def _without_refused(schema: Json) -> None:
-    """Remove the fields that are declared only to be refused, which msgspec cannot distinguish, and defaults
-    that only mean that a field is optional."""
+    """Remove fields that are declared only to be refused, and defaults that only mean "optional"."""
     properties = schema.get("properties", {})
     for name in [name for name, shape in properties.items() if set(shape) <= {"default"}]:
         del properties[name]

@@ -1,4 +1,4 @@
-"""Pods of another template are let go when they are free, and a roll for which none come is given up."""
+"""Pods of another template are released when they are free, and a roll without available pods is given up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Status:
 
 
 class Pools:
-    """Two replicas of `decode` in pods a and b, which a changed template is to reach."""
+    """Two replicas of `decode` in pods a and b, which a changed template must replace."""
 
     def __init__(self) -> None:
         before = PoolRecord(1, 2, 2, "spec", "{}", OLD)
@@ -81,7 +81,7 @@ class Pools:
 
 
 class Scene:
-    """A control process that looks, with a clock that the test moves."""
+    """A control process that checks pools, with a clock that the test controls."""
 
     def __init__(self) -> None:
         self.pools = Pools()
@@ -99,12 +99,12 @@ class Scene:
         self.events.append((event, details))
 
     def pod(self, name: str, template: str, *, free: bool) -> None:
-        """A pod becomes so."""
+        """Set the state of a pod."""
         others = [row for row in self.pools.rows if row.node_id != name]
         self.pools.rows = [*others, PodRow(name, "decode", template, free)]
 
     def look(self, *, busy: bool = False, after_s: float = 0.0) -> list[str]:
-        """What one look does."""
+        """The calls of one check."""
         self.at += after_s
         self.pools.calls.clear()
         self.rolls.step(busy=busy)
@@ -170,7 +170,7 @@ def test_a_roll_that_serve_gives_up_is_settled_with_its_reason_and_free_pods_sta
     scene.pools.told = Status(failed=True, message="another KV layout")
     assert scene.look() == ["settle"]
     assert scene.said("settled") == [{"pool": "decode", "message": "another KV layout"}]
-    # Of either template: KubeRay makes no others than those that the pool does not go on in.
+    # Of either template: the only pods that KubeRay creates are those that the pool does not continue in.
     scene.pod("a", NEW, free=True)
     scene.pod("b", OLD, free=True)
     assert scene.look(after_s=10 * POD_START_S) == []

@@ -1,4 +1,4 @@
-"""What Ray Serve is asked for when a pool's spec or its pods change, and when that fails."""
+"""Requests to Ray Serve when a pool's spec or its pods change, and when that fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spec(replicas: int, **update: object) -> Deployment:
 
 
 class Serve:
-    """In Ray's place: keeps what control processes leave, and what was asked for last."""
+    """A fake of Ray that keeps the records of control processes and the last request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kept: dict[bytes, bytes] = {}
@@ -77,7 +77,7 @@ class Serve:
         }
 
     def control(self, deployment: Deployment, template: str = OLD, pods: int = 2) -> RayPools:
-        """A control process that begins, or goes on."""
+        """A control process that starts, or takes over."""
         desired = {"decode": PodTemplate(template, pods)}
         pools = RayPools(deployment, "10.0.0.1:6379", in_pods=True, pods=desired)
         clock = SimpleNamespace(now=lambda: 0.0)
@@ -103,7 +103,7 @@ def test_a_changed_template_is_another_version_whose_replicas_need_pods_of_it(se
     assert (serve.asked["version"], serve.asked["resources"]) == ("1", pods_of(OLD))
     desired(pools, spec(2), NEW)
     assert (serve.asked["version"], serve.asked["resources"]) == ("2", pods_of(NEW))
-    # One at a time, in a pool of any size that has a surge of one.
+    # One at a time: a surge of one, whatever the pool's size.
     assert int(serve.asked["at_a_time"] * 100) == 1
 
 
@@ -116,7 +116,7 @@ def test_a_replica_is_stopped_first_where_no_pod_more_may_be_and_the_only_one_ne
     serve: Serve, replicas: int, pods: int, beside: bool
 ) -> None:
     pools = serve.control(spec(replicas), pods=pods)
-    # A pod that is free for a moment in the midst of a roll is no room.
+    # A pod that is free temporarily during a roll does not count as room.
     serve.free = dict.fromkeys(pods_of(NEW), 1.0)
     desired(pools, spec(replicas), NEW, pods)
     assert serve.asked["surge"] is beside
@@ -140,7 +140,7 @@ def test_where_none_comes_up_beside_the_others_each_is_stopped_first_and_only_on
     assert pools.stop_first("decode")
     assert (serve.asked["version"], serve.asked["surge"]) == ("2", False)
     assert not pools.stop_first("decode")
-    # The next roll is tried beside them again.
+    # The next roll tries a surge again.
     pools.confirm("decode")
     desired(pools, spec(2), OLD, pods=3)
     assert serve.asked["surge"] is True

@@ -26,11 +26,6 @@ from kvasir_platform.gateway.prompt.prefix_tokens import PrefixTokens
 from kvasir_platform.gateway.prompt.tokenization import Encoding, ModelTokenizer, TokenizerPool
 
 
-@pytest.fixture
-def tiny() -> Reference:
-    return Reference.from_file(TINY)
-
-
 @pytest.mark.parametrize("make", PROVABLE, ids=lambda make: make.__name__)
 def test_tokenizers_of_well_known_kinds_are_proven(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
     pytest.importorskip("fastokens")

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.gateway.encoders import CHAT, TINY, Liar, ids_of, save
+from tests.kit.gateway.encoders import CHAT, Liar, ids_of, save
 from tests.kit.gateway.tokenizer_families import EACH_FAMILY, RELAXED, TEXTS
 from tokenizers import Tokenizer
 
 from kvasir_platform.gateway.prompt.fast_tokenizer import ProvenEncoder, Reference, load_encoder
 from kvasir_platform.gateway.prompt.prefix_tokens import PrefixTokens, cut_marker
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
-
-
-@pytest.fixture
-def tiny() -> Reference:
-    return Reference.from_file(TINY)
 
 
 @EACH_FAMILY

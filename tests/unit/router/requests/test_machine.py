@@ -116,13 +116,6 @@ def has(effects: list[Effect], kind: type[Effect]) -> bool:
     return any(isinstance(effect, kind) for effect in effects)
 
 
-@pytest.fixture
-def stage(make_identity: MakeIdentity) -> Stage:
-    made = Stage(make_identity)
-    made.ready(p0=Role.PREFILL, d0=Role.DECODE)
-    return made
-
-
 def test_the_legs_follow_each_other_and_the_lease_ends_with_the_first_token(stage: Stage) -> None:
     submitted = only(stage.arrive(), SubmitTo)
     assert (submitted.worker_id, submitted.request.leg) == ("p0", Leg.PREFILL)

@@ -22,16 +22,9 @@ from kvasir_router.requests.events import (
     WorkerRestored,
 )
 
-from .test_machine import MakeIdentity, Stage, handoff_of, has, only
+from .test_machine import Stage, handoff_of, has, only
 
 RELEASED = ReleaseOn("p0", ("lease-r",))
-
-
-@pytest.fixture
-def stage(make_identity: MakeIdentity) -> Stage:
-    made = Stage(make_identity)
-    made.ready(p0=Role.PREFILL, d0=Role.DECODE)
-    return made
 
 
 def overlap(stage: Stage, *more: str) -> str:
