@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,8 +120,29 @@ def timings(done: Recorded) -> Timings:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cpu() -> AsyncIterator[Worker]:
-    async with running(deployment(TiersSpec(cpu=MEMORY))) as worker:
+    """Host memory below an engine that also pulls KV from others."""
+    async with running(deployment(TiersSpec(cpu=MEMORY), decode=True)) as worker:
         yield worker
+
+
+@dataclass
+class SharedTier:
+    """Two engines over one Redis."""
+
+    redis: RedisServer
+    writer: Worker
+    reader: Worker
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedTier]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as redis:
+        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url, lookup_timeout_s=0.05))
+        async with (
+            running(deployment(tiers), "main-0", 1) as writer,
+            running(deployment(tiers), "main-1", 2) as reader,
+        ):
+            yield SharedTier(redis, writer, reader)
 
 
 @pytest.mark.parametrize("length", [33, 64, 700, 1400])
@@ -235,45 +256,39 @@ async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_to
 
 
 async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_without_it(
-    tmp_path: Path,
+    shared: SharedTier,
 ) -> None:
-    with RedisServer(tmp_path) as redis:
-        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url, lookup_timeout_s=0.05))
-        async with AsyncExitStack() as stack:
-            writer = await stack.enter_async_context(running(deployment(tiers), "main-0", 1))
-            reader = await stack.enter_async_context(running(deployment(tiers), "main-1", 2))
-            assert writer.bench.identity.shared_tier == reader.bench.identity.shared_tier != ""
-            prompt = writer.prompt(1400)
-            first = await writer.serve(prompt)
-            await writer.until(lambda: writer.tier(Medium.REMOTE).stored_blocks >= 43)
-            again = await reader.serve(prompt)
-            assert again.choice().tokens == first.choice().tokens == await reader.alone(prompt)
-            assert usage(again).tier_tokens == 1376
-            assert reader.tier(Medium.REMOTE).loaded_blocks == 43
-            assert usage(await reader.serve(prompt, salt="other tenant")).cached_tokens == 0
+    redis, writer, reader = shared.redis, shared.writer, shared.reader
+    assert writer.bench.identity.shared_tier == reader.bench.identity.shared_tier != ""
+    prompt = writer.prompt(1400)
+    first = await writer.serve(prompt)
+    await writer.until(lambda: writer.tier(Medium.REMOTE).stored_blocks >= 43)
+    again = await reader.serve(prompt)
+    assert again.choice().tokens == first.choice().tokens == await reader.alone(prompt)
+    assert usage(again).tier_tokens == 1376
+    assert reader.tier(Medium.REMOTE).loaded_blocks == 43
+    assert usage(await reader.serve(prompt, salt="other tenant")).cached_tokens == 0
 
-            redis.freeze()
-            fresh = [reader.prompt(300) for _ in range(4)]
-            done = [await reader.serve(each) for each in fresh]
-            assert all(timings(each).tier_s < 0.1 for each in done)
-            redis.thaw()
-            redis.kill()
-            assert (await reader.serve(prompt)).choice().tokens == first.choice().tokens
-            await reader.serve(reader.prompt(300))
-            await reader.until(lambda: reader.tier(Medium.REMOTE).trouble != "")
+    redis.freeze()
+    fresh = [reader.prompt(300) for _ in range(4)]
+    done = [await reader.serve(each) for each in fresh]
+    assert all(timings(each).tier_s < 0.1 for each in done)
+    redis.thaw()
+    redis.kill()
+    assert (await reader.serve(prompt)).choice().tokens == first.choice().tokens
+    await reader.serve(reader.prompt(300))
+    await reader.until(lambda: reader.tier(Medium.REMOTE).trouble != "")
 
 
-async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as redis:
-        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url))
-        async with running(deployment(tiers)) as worker:
-            redis.kill()
-            await worker.serve(worker.prompt(300))
-            await worker.until(lambda: worker.tier(Medium.REMOTE).trouble != "")
-            redis.start()
-            async with asyncio.timeout(PATIENCE_S * 3):
-                while worker.tier(Medium.REMOTE).trouble:
-                    await asyncio.sleep(0.05)
+async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(shared: SharedTier) -> None:
+    redis, worker = shared.redis, shared.writer
+    redis.close()
+    await worker.serve(worker.prompt(300))
+    await worker.until(lambda: worker.tier(Medium.REMOTE).trouble != "")
+    redis.start()
+    async with asyncio.timeout(PATIENCE_S * 3):
+        while worker.tier(Medium.REMOTE).trouble:
+            await asyncio.sleep(0.05)
 
 
 async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -> None:
@@ -328,18 +343,17 @@ async def test_prompts_forced_onto_one_name_share_no_kv(one_name: None, tmp_path
         assert worker.tier(Medium.CPU).loaded_blocks > 0
 
 
-async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed() -> None:
-    tiers = TiersSpec(cpu=MEMORY)
-    async with running(deployment(tiers, decode=True)) as worker:
-        prompt = worker.prompt(500)
-        alone = (await worker.serve(prompt)).choice().tokens
-        await worker.evict()
-        garbled = KvHandoff("lease", 1, 10.0, 16, b"garbage")
-        done = await worker.serve(prompt, leg=Leg.DECODE, handoff=garbled)
-        assert done.choice().tokens == alone
-        assert usage(done).tier_tokens == usage(done).cached_tokens == 480
-        assert usage(done).transferred_tokens == 0
-        assert worker.bench.engine.load().transfers_failed == 1
+async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed(cpu: Worker) -> None:
+    prompt = cpu.prompt(500)
+    alone = (await cpu.serve(prompt)).choice().tokens
+    await cpu.evict()
+    garbled = KvHandoff("lease", 1, 10.0, 16, b"garbage")
+    failed = cpu.bench.engine.load().transfers_failed
+    done = await cpu.serve(prompt, leg=Leg.DECODE, handoff=garbled)
+    assert done.choice().tokens == alone
+    assert usage(done).tier_tokens == usage(done).cached_tokens == 480
+    assert usage(done).transferred_tokens == 0
+    assert cpu.bench.engine.load().transfers_failed == failed + 1
 
 
 @pytest.mark.soak

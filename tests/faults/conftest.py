@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 from tests.kit.engines.tier_blocks import Lines
 
+from kvasir.clock import MonotonicClock
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.membership import Endpoint
 from kvasir.core.messages import EncodedStep, Submit
@@ -277,3 +278,11 @@ def make_bench() -> Callable[[Clock], Bench]:
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     caplog.set_level(logging.INFO)
     return Lines(caplog)
+
+
+@pytest.fixture
+async def bench(make_bench: Callable[[Clock], Bench]) -> AsyncIterator[Bench]:
+    """A bench in real time."""
+    made = make_bench(MonotonicClock())
+    yield made
+    await made.close()

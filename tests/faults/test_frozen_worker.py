@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.kit.lab.processes import LabProcess, Processes
 
-from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import WorkerSpec
 from kvasir.core.messages import Abort, SetDraining
 from kvasir_platform.sim.stories import small_deployment
@@ -39,13 +38,6 @@ async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
 
     yield start
     await processes.close()
-
-
-@pytest.fixture
-async def bench(make_bench: Any) -> AsyncIterator[Any]:
-    made = make_bench(MonotonicClock())
-    yield made
-    await made.close()
 
 
 def kinds(router: Any) -> list[type]:

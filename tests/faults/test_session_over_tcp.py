@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
-from kvasir.clock import MonotonicClock
 from kvasir_router.sessions.grpc_transport import GrpcDialer
 from kvasir_router.sessions.session import SessionInterrupted, SessionLost, SessionReady
 from kvasir_workers.server.grpc_server import GrpcServer
@@ -73,13 +69,6 @@ class TcpProxy:
             return
         finally:
             writer.close()
-
-
-@pytest.fixture
-async def bench(make_bench: Any) -> AsyncIterator[Any]:
-    bench = make_bench(MonotonicClock())
-    yield bench
-    await bench.close()
 
 
 async def test_tcp_resets_in_mid_stream_cost_no_token_and_run_nothing_again(bench: Any) -> None:
