@@ -1,4 +1,4 @@
-"""A folder has so few modules that its listing is read at once."""
+"""Limits on the number of modules in a folder."""
 
 from __future__ import annotations
 

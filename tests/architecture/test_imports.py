@@ -1,4 +1,4 @@
-"""What each part may import: contracts between our packages, and no engine where none is needed."""
+"""Import contracts between our packages; no engine is imported where none is needed."""
 
 from __future__ import annotations
 

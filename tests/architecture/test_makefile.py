@@ -1,4 +1,4 @@
-"""The Makefile explains itself, and every target works from a bare checkout."""
+"""The Makefile has help texts, and every target works from a bare checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages name is there: other pages, series, fields of the spec, codes and commands."""
+"""References in the pages exist: other pages, metrics, fields of the spec, codes and commands."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The contract follows buf's STANDARD rules (https://buf.build/docs/lint/rules/), checked on descriptors
-with their buf names, and each rule is shown to catch a file that breaks it."""
+"""The protobuf files follow buf's STANDARD rules (https://buf.build/docs/lint/rules/), checked on descriptors
+under their buf names; each rule is shown to detect a file that violates it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of trace replays are figures of the product only as long as its own modules decide in them."""
+"""Trace replays use the product's own modules for decisions, so that their figures hold for the product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One word for each concept: names hold no rejected word of the glossary, and classes have unique names."""
+"""One word per concept: names contain no rejected word of the glossary, and class names are unique."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generated wire code is what the contract generates."""
+"""The generated wire code is up to date with the protobuf files."""
 
 from __future__ import annotations
 

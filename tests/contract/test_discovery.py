@@ -1,4 +1,4 @@
-"""What every Discovery adapter owes. An adapter joins by a `Source` and a line in `SOURCES`."""
+"""Contract of Discovery adapters. Add an adapter with a `Source` and a line in `SOURCES`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine of a pool of role embed promises, whatever it computes with."""
+"""Contract of engines for pools of role embed."""
 
 from __future__ import annotations
 

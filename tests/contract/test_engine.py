@@ -1,4 +1,4 @@
-"""What every engine promises, whatever it computes with."""
+"""Contract of all engines."""
 
 from __future__ import annotations
 

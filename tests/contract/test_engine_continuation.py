@@ -1,4 +1,4 @@
-"""What every engine promises for a stream that another engine of the same deployment began."""
+"""Contract of engines for a stream that another engine of the same deployment began."""
 
 from __future__ import annotations
 

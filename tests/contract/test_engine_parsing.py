@@ -1,4 +1,4 @@
-"""What every engine promises for requests that want their text taken apart."""
+"""Contract of engines for requests whose output is parsed."""
 
 from __future__ import annotations
 

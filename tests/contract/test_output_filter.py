@@ -1,4 +1,4 @@
-"""What every adapter of the output filter's port must hold: patterns, and a classifier over real HTTP."""
+"""Contract of output filters: patterns, and a classifier over real HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every adapter of the rate limits' port must hold: memory, an edge's link to it, and a real Redis."""
+"""Contract of rate limits: in memory, over an edge's link, and in a real Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every router must hold that a gateway is given: one in the same process, and one behind a link."""
+"""Contract of routers for gateways: in the same process, and behind a link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every adapter of the scaler's port must hold: replicas come as asked for, and only those named go."""
+"""Contract of scalers: replicas start as requested, and only the named ones stop."""
 
 from __future__ import annotations
 

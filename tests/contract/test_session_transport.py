@@ -1,5 +1,4 @@
-"""Every transport of sessions keeps one contract: frames in order until the connection breaks, and no
-surprise after."""
+"""Contract of session transports: frames arrive in order until the connection breaks, and none afterwards."""
 
 from __future__ import annotations
 

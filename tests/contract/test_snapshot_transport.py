@@ -1,5 +1,4 @@
-"""Every transport of snapshots keeps one contract: all parts in order, or an error that says whether asking
-again is of use."""
+"""Contract of snapshot transports: all parts in order, or an error that says whether a retry helps."""
 
 from __future__ import annotations
 

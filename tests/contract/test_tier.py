@@ -1,5 +1,5 @@
-"""What every adapter of the tier port must hold: files, and a real Redis. Host memory is no such adapter: the
-arena is the CPU tier, and tests/unit/tiers says what it must hold."""
+"""Contract of tiers: files, and a real Redis. Host memory has no such adapter: the arena is the CPU tier,
+tested in tests/unit/tiers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What every adapter of the transfer port must hold: the in-memory fake, and between two processes NIXL and
-the NCCL adapter, which uses gloo here."""
+"""Contract of transfers: the in-memory fake, and between two processes NIXL and the NCCL adapter, which uses
+gloo here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the transfer leans on inside vLLM and NIXL without a promise from them: a test for each hook.
+"""Internals of vLLM and NIXL that the transfer depends on without a guarantee: one test per hook.
 
 When vLLM or NIXL moves, these fail first.
 """

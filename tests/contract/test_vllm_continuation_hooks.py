@@ -1,4 +1,5 @@
-"""What continuation.py leans on inside vLLM's front: a continued request must read as if never interrupted.
+"""Internals of vLLM's front end that continuation.py depends on: a continued request must read as if never
+interrupted.
 
 The control is vLLM's own output processor, untouched, fed with the whole output; no engine runs.
 """

@@ -1,4 +1,4 @@
-"""What Kvasir leans on inside vLLM without a promise from vLLM: each hook has a test of its own.
+"""Internals of vLLM that Kvasir depends on without a guarantee: one test per hook.
 
 When vLLM moves, these fail first and say which of our modules must follow.
 """

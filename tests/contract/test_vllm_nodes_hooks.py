@@ -1,4 +1,4 @@
-"""What an engine over several nodes leans on inside vLLM, each hook with a test of its own.
+"""Internals of vLLM that an engine over several nodes depends on: one test per hook.
 
 vLLM starts such an engine from its command line only; follower_runtime.py does what that does.
 """

@@ -1,4 +1,5 @@
-"""What parsing.py leans on inside vLLM: its real parsers, fed with scripted output, whole, in steps and cut.
+"""Internals of vLLM that parsing.py depends on: its real parsers on scripted output, whole, in steps and
+truncated.
 
 No engine runs. The tokenizer is kvasir-tiny's, with the marks that some parsers want as tokens of their own.
 """

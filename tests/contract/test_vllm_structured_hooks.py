@@ -1,5 +1,5 @@
-"""What structured.py and core_grammars.py lean on inside vLLM: rules judged outside the event loop, each
-compiled by whoever knows it, and advanced over output that is there already.
+"""Internals of vLLM that structured.py and core_grammars.py depend on: rules are checked outside the event
+loop, each compiled by its backend, and advanced over existing output.
 
 vLLM's own manager and scheduler-side request, over the real tokenizer; no engine runs.
 """

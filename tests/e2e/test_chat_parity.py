@@ -1,4 +1,4 @@
-"""What the edge makes of a chat is what vLLM's own server makes of it: the same text, from the same body."""
+"""The edge renders a chat exactly as vLLM's own server does, from the same body."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A router whose HTTP is spoken by several processes: one deployment to clients and operators, whichever
-process they reach, and nothing left over when one of them ends."""
+"""A router with several HTTP processes: clients and operators see one deployment whichever process they
+reach, and nothing leaks when one exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real vLLM does with rules for its output, with tools, and with the rest of what a request may ask for.
+"""Real vLLM with structured output, with tools, and with the other options of a request.
 
 kvasir-tiny follows no instruction, but it cannot leave a grammar: whatever it says here is forced to be
 valid. Two engines, so that a constrained stream can go on elsewhere and be handed from prefill to decode.

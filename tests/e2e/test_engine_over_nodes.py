@@ -1,4 +1,4 @@
-"""One engine over two nodes, on real Ray and real vLLM: it is one engine, and half of it is none.
+"""One engine over two nodes, on real Ray and real vLLM: it serves and fails as a whole.
 
 Both nodes are on this machine, each in a place of its own in Ray; their ranks meet over TCP as those of two
 pods do.

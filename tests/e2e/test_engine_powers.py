@@ -1,4 +1,4 @@
-"""Every power of the engine that the spec offers, on real vLLM, with prefill and decode apart.
+"""Every engine option of the spec, on real vLLM, with separate prefill and decode.
 
 Two engines of one spec: the first prefills, the second decodes, which is compared with the second doing both.
 Greedy; float32 wherever the power allows it. What works together shares a pair of engines.

@@ -1,4 +1,4 @@
-"""A router in a pod: EndpointSlices are all that it knows of its workers, and the API server may be away."""
+"""A router in a pod discovers workers by EndpointSlices only; the API server may be unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real vLLM workers are killed under streams: every stream ends with the text of an undisturbed one."""
+"""Real vLLM workers are killed while streams run: every stream ends with the text of an undisturbed one."""
 
 from __future__ import annotations
 

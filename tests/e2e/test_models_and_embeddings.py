@@ -1,6 +1,5 @@
-"""Several models behind one gateway through `kvasir up`: two that generate, and one that real vLLM makes
-embeddings with.
-"""
+"""Several models behind one gateway through `kvasir up`: two that generate, and one for embeddings, with real
+vLLM."""
 
 from __future__ import annotations
 

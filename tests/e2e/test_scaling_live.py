@@ -1,4 +1,4 @@
-"""Pools on real Ray Serve size themselves under a load that rises and falls, and no request fails.
+"""Pools on real Ray Serve scale with a load that rises and falls, and no request fails.
 
 Where replicas come and go the engines are simulated and slow, so that a few clients are a load; where one
 does another pool's work they are real. Everything else is as a user starts it.

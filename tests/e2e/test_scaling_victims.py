@@ -1,4 +1,4 @@
-"""What a replica that was let go had computed is not computed again: real Ray Serve, vLLM and Redis."""
+"""KV that a removed replica had computed is not computed again: real Ray Serve, vLLM and Redis."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Prefill and decode on engines of different tensor-parallel sizes, on real vLLM: each rank reads the heads
-that it has, and the tokens are those of one engine.
-"""
+"""Prefill and decode on engines of different tensor-parallel sizes, on real vLLM: each rank reads its own
+heads, and the tokens are those of one engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefill engine that dies while its KV is pulled, and its successor: the decode engine serves on.
+"""A prefill engine exits while its KV is pulled, and is replaced: the decode engine keeps serving.
 
 Real engines on the embedded model, each in its own process, with transfer.kind nccl.
 """

@@ -1,4 +1,4 @@
-"""`kvasir up` with HTTPS for certified clients only: it gets ready, and every command reaches its gateway."""
+"""`kvasir up` with HTTPS and client certificates: it becomes ready, and every command reaches its gateway."""
 
 from __future__ import annotations
 

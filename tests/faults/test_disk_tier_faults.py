@@ -1,4 +1,4 @@
-"""A disk in trouble is a miss: no wrong bytes, no error, one line of the log, over when the trouble is."""
+"""A failing disk is a cache miss: no wrong bytes, no error, one log line, and recovery with the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is asked to drain tells every router, takes nothing new, and can be put back."""
+"""A worker that is drained informs every router, accepts no requests, and can be undrained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients see what is wrong with a stream: a token lost, repeated or changed, a gap, an error, a cut."""
+"""Test clients detect faults of a stream: a token lost, repeated or changed, a gap, an error, a cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A link that is down drops packets and breaks nothing; up again, what was sent arrives."""
+"""A link that is down drops packets and breaks no connection; after it is up again, the data arrives."""
 
 from __future__ import annotations
 

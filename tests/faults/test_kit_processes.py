@@ -1,4 +1,4 @@
-"""Kill, freeze, thaw and terminate real processes, and the proof that each happened."""
+"""Real processes are killed, stopped, continued and terminated, each with a proof."""
 
 from __future__ import annotations
 

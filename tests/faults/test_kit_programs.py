@@ -1,4 +1,4 @@
-"""A program that is not installed fails what needs it, and the message names its Debian package."""
+"""A missing program fails its users with a message that names the Debian package."""
 
 from __future__ import annotations
 

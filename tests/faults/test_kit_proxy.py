@@ -1,4 +1,4 @@
-"""Each fault of the proxy, shown to happen, on real sockets and under a clock that the test turns."""
+"""Each fault of the proxy is shown to happen, on real sockets and under a clock that the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes in a worker's cache reaches every router, costs no stream, and is never silently missing."""
+"""Cache changes of workers reach every router, cost no stream, and are never lost silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the scorecard at a small size, with real processes: what `make scorecard` measures, kept true."""
+"""Rows of the scorecard at a small size, with real processes, as regression tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Connections break at every moment; streams do not notice. Sessions end only when they must, and then
-alone."""
+"""Connections break at every moment without effect on streams. Sessions end only when they must, one at a
+time."""
 
 from __future__ import annotations
 

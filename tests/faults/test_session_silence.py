@@ -1,4 +1,4 @@
-"""Workers that freeze or drop out of reach without a word, and come back."""
+"""Workers that stop or become unreachable silently, and return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis in trouble is a miss: no wrong bytes, no error, one line of the log, over when the trouble is."""
+"""A failing Redis is a cache miss: no wrong bytes, no error, one log line, and recovery with Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come in whatever pieces: no exception, one answer for each request, bounded memory."""
+"""Random bytes in random pieces: no exception, one response per request, bounded memory."""
 
 from __future__ import annotations
 

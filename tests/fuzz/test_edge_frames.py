@@ -1,4 +1,4 @@
-"""Frames between edges and their core: whatever is said arrives, however its bytes are cut, and anything else
+"""Frames between edges and their core: every message arrives however its bytes are split, and anything else
 is an error of the link."""
 
 from __future__ import annotations

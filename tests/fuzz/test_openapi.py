@@ -1,4 +1,4 @@
-"""Requests made from our own OpenAPI document, valid and not, are answered as that document says."""
+"""Requests generated from our OpenAPI document, valid and invalid, are answered as the document says."""
 
 from __future__ import annotations
 

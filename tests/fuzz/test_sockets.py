@@ -1,4 +1,4 @@
-"""Spoilt requests over real sockets, in random pieces: the gateway neither fails nor keeps anything."""
+"""Corrupt requests over real sockets, in random pieces: the gateway neither fails nor leaks."""
 
 from __future__ import annotations
 

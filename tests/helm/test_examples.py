@@ -1,4 +1,4 @@
-"""What each example asks for is in the objects that the chart makes of it."""
+"""The objects that the chart renders for each example contain what the example configures."""
 
 from __future__ import annotations
 

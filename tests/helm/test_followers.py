@@ -1,4 +1,4 @@
-"""An engine over several pods in the chart: a second group of pods, which routers do not find."""
+"""An engine over several pods in the chart: a second group of pods, which routers do not discover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies over what the chart makes; and that each of them bites."""
+"""Policies on the rendered chart, each shown to detect a violation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The rendered chart, run: what its manifests say is started here as processes, with this test in the place
-of Kubernetes' controllers, the kubelet and KubeRay, until the chart's own test has streamed a completion.
+"""The rendered chart, run as processes, with this test in place of Kubernetes' controllers, the kubelet and
+KubeRay, until the chart's own test has streamed a completion.
 
 Engines are simulated; router, control process, Ray, Redis, certificates and discovery are the real ones.
 """

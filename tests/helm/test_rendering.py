@@ -1,4 +1,4 @@
-"""What the chart makes of its examples: objects that a cluster accepts, and a spec that processes accept."""
+"""The chart renders its examples to objects that a cluster accepts, and to a spec that processes accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools that size themselves in the chart: who reaches the planner, and how many pods there may be."""
+"""Autoscaled pools in the chart: access to the planner, and limits on pods."""
 
 from __future__ import annotations
 

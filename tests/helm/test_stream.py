@@ -1,4 +1,4 @@
-"""What `helm test` calls a streamed completion, and what it does not."""
+"""Which responses `helm test` accepts as a streamed completion."""
 
 from __future__ import annotations
 

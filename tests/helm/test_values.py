@@ -1,4 +1,4 @@
-"""What the chart refuses, and in which words: what is misspelt, and what the cluster decides."""
+"""Values that the chart refuses, with messages: misspelt ones, and those that the cluster determines."""
 
 from __future__ import annotations
 

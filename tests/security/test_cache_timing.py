@@ -1,4 +1,4 @@
-"""No tenant learns from times or usage what another has asked, by a test that would see it."""
+"""No tenant learns from times or usage what another has sent, by a test that would detect it."""
 
 from __future__ import annotations
 

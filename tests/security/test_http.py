@@ -1,4 +1,4 @@
-"""Requests that break HTTP's rules are refused, and no two parties disagree about where a message ends."""
+"""Requests that violate HTTP are refused, and no two parties disagree about where a message ends."""
 
 from __future__ import annotations
 

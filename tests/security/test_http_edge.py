@@ -1,4 +1,4 @@
-"""What the whole gateway says to clients: who is welcome, from where, and with what headers."""
+"""Access control and headers of the whole gateway."""
 
 from __future__ import annotations
 

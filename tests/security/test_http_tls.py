@@ -1,4 +1,4 @@
-"""HTTPS on the gateway: who connects, with what, for how long, and what happens when certificates change."""
+"""HTTPS on the gateway: client certificates, ciphers, timeouts, and certificate changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a valid identity nobody has a session or a block of KV, and changing identities costs no stream."""
+"""Peers without a valid identity get no session and no KV block, and rotation costs no stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients entrust to the gateway (keys, salts, prompts) never turns up where others can read it."""
+"""Secrets of clients (keys, salts, prompts) never appear where others can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is what was locked: exact versions, hashes of every file, and a bill of materials."""
+"""Installed packages are the locked ones: exact versions, file hashes, and a bill of materials."""
 
 from __future__ import annotations
 

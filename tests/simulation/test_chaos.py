@@ -1,4 +1,4 @@
-"""Clusters under drawn faults keep every promise, and a seed is a whole history."""
+"""Clusters under random faults keep every invariant, and a seed determines the whole history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decision can be asked for from the moment it is made, and tells what came of it, whatever that was."""
+"""A decision record is available from the moment of the decision, and contains its outcome."""
 
 from __future__ import annotations
 

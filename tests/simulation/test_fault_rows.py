@@ -1,4 +1,4 @@
-"""What must survive, in virtual time. Each row proves that its fault happened."""
+"""Faults that must be survived, in virtual time. Each row proves that its fault happened."""
 
 from __future__ import annotations
 

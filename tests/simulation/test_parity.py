@@ -1,4 +1,4 @@
-"""Foreseen hits against real ones, in the production router over simulated engines and in virtual time."""
+"""Predicted and found hits, in the production router over simulated engines and in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated worker of trace replays: what it caches, what it says of that, and how long things take."""
+"""The simulated worker of trace replays: its cache, its reports, and its times."""
 
 from __future__ import annotations
 

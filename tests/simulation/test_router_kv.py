@@ -1,5 +1,5 @@
-"""The router's picture of what workers hold, with the production router and session code between them:
-exact at rest, whatever broke on the way, and never in the way of a request."""
+"""The router's index of workers' blocks, with the production router and session code: exact at rest, whatever
+failed before, and never a reason to delay a request."""
 
 from __future__ import annotations
 

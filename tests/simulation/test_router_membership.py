@@ -1,4 +1,4 @@
-"""Workers that die, lose their connection, leave or do not fit, under the production router."""
+"""Workers that exit, disconnect, leave or are incompatible, under the production router."""
 
 from __future__ import annotations
 

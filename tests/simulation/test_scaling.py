@@ -1,5 +1,4 @@
-"""Pools that size themselves keep their promises over hours of traffic: calm, correct when what they are told
-is wrong, and explained."""
+"""Autoscaled pools meet their SLO over hours of traffic: stable, correct with wrong inputs, and explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of answers that generate nothing, byte for byte."""
+"""Response bodies of endpoints that generate nothing, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of bad input is answered in OpenAI's shape, and leaves other streams alone."""
+"""Every kind of bad input gets an error in OpenAI's format, and other streams are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brown-out as clients see it: named in a header, and another model that answers under its own name."""
+"""Brown-out as clients see it: a header, and another model that answers under its own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request is to run, as its client says it, and where it ran, as its client can ask."""
+"""Routing hints of clients, and the decision records that they can request."""
 
 from __future__ import annotations
 

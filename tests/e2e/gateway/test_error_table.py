@@ -1,4 +1,4 @@
-"""The table of errors, walked: each code is caused, and answered with its status and what to do."""
+"""The table of errors: each code is provoked and returned with its status and remedy."""
 
 from __future__ import annotations
 

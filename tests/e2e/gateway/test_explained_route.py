@@ -1,4 +1,4 @@
-"""A request from its client through gateway, router and simulated workers, and the questions after it."""
+"""A request through gateway, router and simulated workers, and its explanation afterwards."""
 
 from __future__ import annotations
 

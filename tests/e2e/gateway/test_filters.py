@@ -1,4 +1,4 @@
-"""Output filters over HTTP: what they find reaches no client, streamed or not, and its request is freed."""
+"""Output filters over HTTP: filtered text reaches no client, streamed or not, and the request is released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that break HTTP's rules or stall are cut at a bound, and cost nobody else anything."""
+"""Clients that violate HTTP or stall are disconnected at a limit, and do not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models behind one gateway: each named apart, each with its own powers."""
+"""Several models behind one gateway, each with its own name and capabilities."""
 
 from __future__ import annotations
 

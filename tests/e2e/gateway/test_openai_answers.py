@@ -1,4 +1,4 @@
-"""OpenAI's own client puts reasoning, tool calls and echoes together as they were meant."""
+"""OpenAI's client reads reasoning, tool calls and echoes as intended."""
 
 from __future__ import annotations
 

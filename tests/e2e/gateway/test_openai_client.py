@@ -1,4 +1,4 @@
-"""OpenAI's own client against the gateway: it streams, counts, times out, and is cancelled."""
+"""OpenAI's client against the gateway: streams, counts, timeouts and cancellation."""
 
 from __future__ import annotations
 

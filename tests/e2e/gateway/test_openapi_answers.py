@@ -1,4 +1,4 @@
-"""What the gateway answers is what its OpenAPI document says, down to the last field; so are its paths."""
+"""Responses and paths of the gateway match its OpenAPI document, field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators see and do: health, status, metrics, keys, and the graceful end."""
+"""Operations: health, status, metrics, keys, and the graceful shutdown."""
 
 from __future__ import annotations
 

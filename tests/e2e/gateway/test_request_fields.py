@@ -1,4 +1,4 @@
-"""What OpenAI's own client sends reaches the router as it was meant."""
+"""Requests of OpenAI's client reach the router with the intended meaning."""
 
 from __future__ import annotations
 

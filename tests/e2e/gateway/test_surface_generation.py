@@ -1,5 +1,5 @@
-"""Text from real vLLM, prefilled and decoded apart, as OpenAI's own client gets it: every sampling field has
-vLLM's effect, streamed is the same as whole, and what was used is counted exactly.
+"""Text of real vLLM, with separate prefill and decode, as OpenAI's client receives it: every sampling field
+has vLLM's effect, streamed and whole answers are equal, and usage is exact.
 
 What is said is held against vLLM alone (tests/kit/engines/vllm_reference.py).
 """

@@ -1,5 +1,5 @@
-"""What real vLLM is made to say: JSON that fits its schema, calls that fit their tools, reasoning apart,
-vectors; for tenants with keys, each of whom pays for what it used.
+"""Structured output of real vLLM: JSON that fits its schema, calls that fit their tools, separate reasoning,
+embeddings; for tenants with keys, each charged for its own usage.
 
 kvasir-tiny follows no instruction, but it cannot leave a grammar. It writes no calls and no end of reasoning
 by itself, so that they are forced on it in the very letters that the parsers know, and two of its tokens get

@@ -1,4 +1,4 @@
-"""What one request leaves behind: its tree of spans, and its numbers at /metrics."""
+"""Telemetry of one request: its tree of spans, and its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants over HTTP: whose request it is decides what it may use, what it costs, and what it is next to."""
+"""Tenants over HTTP: permissions, cost and isolation follow from the caller."""
 
 from __future__ import annotations
 

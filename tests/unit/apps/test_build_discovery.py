@@ -1,4 +1,4 @@
-"""The router takes the discovery adapter that its spec names, and says what that lacks."""
+"""The router builds the discovery adapter that its spec names, and reports missing settings."""
 
 from __future__ import annotations
 

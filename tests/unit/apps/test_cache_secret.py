@@ -1,5 +1,4 @@
-"""`kvasir up` keeps a secret for the salts of caches where callers are told apart, and nobody else reads
-it."""
+"""`kvasir up` keeps a private secret for cache salts if callers are authenticated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates of a cluster: who accepts whom while authorities change, and what is asked for them."""
+"""Certificates of a cluster: mutual trust while authorities change, and certificate requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the control process of a cluster needs of its pod is asked for before Ray is started."""
+"""The control process of a cluster checks its pod's configuration before Ray starts."""
 
 from __future__ import annotations
 

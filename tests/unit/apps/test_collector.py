@@ -1,4 +1,4 @@
-"""What the garbage collector is told once a process has started."""
+"""Settings of the garbage collector after a process has started."""
 
 from __future__ import annotations
 

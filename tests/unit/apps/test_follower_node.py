@@ -1,4 +1,4 @@
-"""What a further node of an engine learns of its place, and which part of a pod it has."""
+"""How a follower node of an engine gets its rank and its part of a pod."""
 
 from __future__ import annotations
 

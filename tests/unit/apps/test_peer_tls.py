@@ -1,4 +1,4 @@
-"""Which certificate a process shows: plain text only where the spec and the address allow it."""
+"""Which certificate a process presents; plain text only where the spec and the address allow it."""
 
 from __future__ import annotations
 

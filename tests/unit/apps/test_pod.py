@@ -1,4 +1,4 @@
-"""A worker in a pod binds and tells the pod's own address, which the spec calls `pod`."""
+"""A worker in a pod binds and advertises the pod's own address, which the spec calls `pod`."""
 
 from __future__ import annotations
 

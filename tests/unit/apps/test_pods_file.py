@@ -1,4 +1,4 @@
-"""What is wished for pods changes under a running process, and what is not valid changes nothing."""
+"""Desired pods change under a running process; an invalid file changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sessions' secret: where it comes from, and that no open worker starts without one."""
+"""The sessions' secret: its sources, and no worker listens beyond loopback without one."""
 
 from __future__ import annotations
 

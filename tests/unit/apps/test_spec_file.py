@@ -1,4 +1,4 @@
-"""A ConfigMap that changes under the control process: a good one is taken over once, others are left."""
+"""A ConfigMap that changes under the control process: a valid one is applied once, others are ignored."""
 
 from __future__ import annotations
 

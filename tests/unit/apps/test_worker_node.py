@@ -1,4 +1,4 @@
-"""What a worker process is given of a deployment with several models."""
+"""Configuration of a worker process in a deployment with several models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking a worker out of service on the command line, and putting it back."""
+"""`kvasir drain`, with and without --undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands to a gateway that serves HTTPS: whom they believe, and what they say when they do not."""
+"""Commands to a gateway that serves HTTPS: which certificates they trust, and their errors."""
 
 from __future__ import annotations
 

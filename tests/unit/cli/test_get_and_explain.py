@@ -1,4 +1,4 @@
-"""What people see of workers and decisions on the command line."""
+"""Text output about workers and decisions on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvasir keys`, and what `kvasir check` says of where keys are."""
+"""`kvasir keys`, and what `kvasir check` reports about the files of keys."""
 
 from __future__ import annotations
 

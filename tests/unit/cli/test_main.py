@@ -1,4 +1,4 @@
-"""The command line: what it accepts, how it answers, and that it answers quickly."""
+"""The command line: arguments, answers, and start-up time."""
 
 from __future__ import annotations
 

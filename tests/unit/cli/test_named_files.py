@@ -1,4 +1,4 @@
-"""`kvasir check` looks at every file that a deployment names: what is wrong with it, or soon will be."""
+"""`kvasir check` checks every file that a deployment names for errors, present or upcoming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvasir check` finds what would keep a deployment from starting, and says what to do."""
+"""`kvasir check` finds what would prevent a start, with remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvasir check` in a router's pod says what keeps it from its workers, and how to mend that."""
+"""`kvasir check` in a router's pod finds why workers are unreachable, with remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvasir check` says which tiers cannot be used from here, and stops nothing for their sake."""
+"""`kvasir check` reports tiers that cannot be used from here, as warnings only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kvasir up` shows to paste into a terminal, once a deployment serves."""
+"""The commands that `kvasir up` prints once a deployment serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvasir restart` in the pod of a control process asks the socket that the pod's template names."""
+"""`kvasir restart` in the pod of a control process uses the socket of the pod's template."""
 
 from __future__ import annotations
 

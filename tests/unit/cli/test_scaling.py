@@ -1,4 +1,4 @@
-"""`kvasir scale` and `kvasir explain scaling`: what they ask, and what they say to people."""
+"""`kvasir scale` and `kvasir explain scaling`: requests and text output."""
 
 from __future__ import annotations
 

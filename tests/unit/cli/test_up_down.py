@@ -1,4 +1,4 @@
-"""The life of `kvasir up` around a cheap deployment: real processes, files and signals, no engine."""
+"""The life cycle of `kvasir up` with a cheap deployment: real processes, files and signals, no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Certificates of a deployment: private on disk, renewed in time, and their authority replaced unnoticed."""
+"""Certificates of a deployment: private on disk, renewed in time, with an authority that is rotated without
+downtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admission part of the deployment spec, and the rules that the router makes of it."""
+"""The admission part of the deployment spec, and the router's rules derived from it."""
 
 from __future__ import annotations
 

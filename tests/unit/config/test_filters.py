@@ -1,4 +1,4 @@
-"""Output filters in kvasir.yaml: what is wrong is told with its field, before anything starts."""
+"""Output filters in kvasir.yaml: errors name their field, before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bad kvasir.yaml is answered with every problem: file, line, column, field, found, expected."""
+"""Every problem of an invalid kvasir.yaml is reported: file, line, column, field, found, expected."""
 
 from __future__ import annotations
 

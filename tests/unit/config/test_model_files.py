@@ -1,4 +1,4 @@
-"""Model folders are found or refused with a reason, and their tokenizers are told apart."""
+"""Model folders are found or refused with a reason, and their tokenizers are distinguished."""
 
 from __future__ import annotations
 

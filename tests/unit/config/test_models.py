@@ -1,4 +1,4 @@
-"""Several models in one file, and each of them as the only one."""
+"""Several models in one file, each also as the only one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery through Kubernetes needs nothing but its name, and what cannot work is refused with its path."""
+"""Discovery through Kubernetes needs only its name; invalid settings are refused with their path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pools that size themselves may be told, and what cannot work is refused before anything starts."""
+"""Settings of autoscaled pools; invalid ones are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants in kvasir.yaml: what is allowed, what is implied, and what is refused with its reason."""
+"""Tenants in kvasir.yaml: valid settings, defaults, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the connector's scheduler half offers, pulls and reports."""
+"""The connector's scheduler side: offers, pulls and reports."""
 
 from __future__ import annotations
 

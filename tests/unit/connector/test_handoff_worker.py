@@ -1,4 +1,4 @@
-"""What the connector's worker half makes of orders and of transfers that go wrong."""
+"""The connector's worker side: orders, and failed transfers."""
 
 from __future__ import annotations
 

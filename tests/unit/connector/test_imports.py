@@ -1,4 +1,4 @@
-"""An engine's start pays only for the tiers and the transfer that its spec names."""
+"""An engine imports only the tiers and the transfer that its spec names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of several steps and several ranks as one engine's."""
+"""Statistics of several steps and ranks are merged into those of one engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the connector's tier halves keep and bring back, around a device that is a dict."""
+"""The connector's tier code: storing and loading blocks, with a dict as the device."""
 
 from __future__ import annotations
 

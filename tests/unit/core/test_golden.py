@@ -1,4 +1,4 @@
-"""Golden prompts: both sides make the same of the same, and every difference is named and shown."""
+"""Golden prompts: both sides compute the same, and every difference is named and shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership records: live while their beat moves, ignored when they are not records."""
+"""Membership records: live while their heartbeat advances, ignored if malformed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are small, compare by what is in them, and may stand in sets; nobody may change them."""
+"""Values are small, immutable, hashable, and compare by content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the images are made of, as far as it can be told without building them."""
+"""The contents of the images, as far as they can be checked without building them."""
 
 from __future__ import annotations
 

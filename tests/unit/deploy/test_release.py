@@ -1,4 +1,4 @@
-"""Images are built from digests that a registry gave, never from a tag, and never from an invented one."""
+"""Images are built from digests that a registry returned, never from a tag or an invented digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One address that the core holds and edges listen on."""
+"""One address that the core reserves and edges listen on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of several processes as one page."""
+"""Metrics of several processes are merged into one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway whose router is in another process answers as one that has it beside it."""
+"""A gateway with its router in another process answers like one with it in the same process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core's children: started together, watched, replaced, and ended together."""
+"""The core's edges: started together, monitored, restarted, and stopped together."""
 
 from __future__ import annotations
 

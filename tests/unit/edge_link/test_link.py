@@ -1,4 +1,4 @@
-"""The link between an edge and its core where one side is gone, slow, or says what the other cannot take."""
+"""The link between an edge and its core if one side is gone, slow, or sends what the other cannot process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Deltas that go straight over the link arrive in order with those that do not, and nothing of them outlives
-its stream."""
+"""Fast-path deltas arrive over the link in order with others, and leave no state after their stream."""
 
 from __future__ import annotations
 

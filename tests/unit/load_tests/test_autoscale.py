@@ -1,5 +1,4 @@
-"""The bench of fleets that follow their traffic: that it runs, and that what it says of rivals is what they
-did."""
+"""The autoscaling bench: it runs, and its figures of rivals are correct."""
 
 from __future__ import annotations
 

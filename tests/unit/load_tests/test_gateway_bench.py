@@ -1,5 +1,4 @@
-"""The parts of the gateway bench that its figures depend on: what is counted, and that workers keep to what
-they were asked for."""
+"""Parts of the gateway bench that its figures depend on: counters, and the pacing of workers."""
 
 from __future__ import annotations
 

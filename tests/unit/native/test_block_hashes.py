@@ -1,4 +1,4 @@
-"""Block hashes: one chain, two implementations, and a format that must not drift."""
+"""Block hashes: one chain, two implementations, and a stable format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies and checksums of KV bytes: native and twin alike, and no change of a byte unseen."""
+"""Copies and checksums of KV bytes: native and twin agree, and every changed byte is detected."""
 
 from __future__ import annotations
 

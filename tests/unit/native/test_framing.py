@@ -1,4 +1,4 @@
-"""One function frames the pieces of both paths: JSON that any parser reads, in chunks that HTTP allows."""
+"""One function frames the chunks of both paths: JSON that any parser reads, in valid HTTP chunks."""
 
 from __future__ import annotations
 

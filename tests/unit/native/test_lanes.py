@@ -1,4 +1,4 @@
-"""A lane sends what the ordinary way would have sent, once and in order, and to its own client only."""
+"""A lane sends what the ordinary path would have sent, once and in order, and to its own client only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native tree and its twin hold the same, whatever happens to them; and what the tree refuses."""
+"""The native tree and its twin agree after any operations; and what the tree refuses."""
 
 from __future__ import annotations
 

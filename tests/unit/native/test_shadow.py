@@ -1,4 +1,4 @@
-"""A worker's shadow: native and twin follow an engine's events alike, and refuse the same garbage."""
+"""A worker's shadow: native and twin apply events equally, and refuse the same malformed input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one replica can do within the service level."""
+"""The load that one replica can serve within the SLO."""
 
 from __future__ import annotations
 

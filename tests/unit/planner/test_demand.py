@@ -1,4 +1,4 @@
-"""What routers tell is put together, whatever is lost on the way; where one is silent, it is not known."""
+"""Reports of routers are merged, with losses; the demand is unknown while a router is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is foreseen, and what is learned of what forecasts are wrong by."""
+"""Forecasts, and what is learned from their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop carries plans out, over an owner of the pools that does just what it is asked for."""
+"""The loop applies plans to a fake scaler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decision for every pool, after every rule, and why."""
+"""A decision for every pool after every rule, with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router keeps in touch with the planner, and knows what to do when it does not answer."""
+"""A router's link to the planner, and its behaviour without a response."""
 
 from __future__ import annotations
 

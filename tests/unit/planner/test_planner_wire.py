@@ -1,4 +1,4 @@
-"""Routers and the planner over real gRPC: only who holds the token is heard, and nothing counts twice."""
+"""Routers and the planner over real gRPC: the token is required, and nothing counts twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which forecast is followed and what is kept beyond it, by what fleets in mind would have come to."""
+"""The choice of forecast and reserve, from the results of simulated fleets."""
 
 from __future__ import annotations
 

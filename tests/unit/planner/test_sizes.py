@@ -1,4 +1,4 @@
-"""How much work becomes how many replicas."""
+"""How work becomes a number of replicas."""
 
 from __future__ import annotations
 

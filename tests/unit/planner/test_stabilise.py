@@ -1,4 +1,4 @@
-"""A pool does not breathe with its load: down late, and later where releases are regretted often."""
+"""Scale-down is delayed, and longer where earlier ones were reverted soon."""
 
 from __future__ import annotations
 

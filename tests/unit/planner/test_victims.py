@@ -1,4 +1,4 @@
-"""Who goes, and who changes its part of the work."""
+"""Which replicas are removed, and which change their role."""
 
 from __future__ import annotations
 

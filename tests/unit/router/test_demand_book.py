@@ -1,4 +1,4 @@
-"""What a router tells of its load, and what it does with the planner's word."""
+"""A router's load reports, and how it applies the planner's response."""
 
 from __future__ import annotations
 

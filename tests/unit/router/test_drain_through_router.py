@@ -1,4 +1,4 @@
-"""A drain asked of one router: where requests go meanwhile, and what every router shows."""
+"""A drain requested from one router: where requests go, and what every router shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several models behind one router port: each has its workers, and the port is one."""
+"""Several models behind one router port, each with its own workers."""
 
 from __future__ import annotations
 

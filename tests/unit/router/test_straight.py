@@ -1,4 +1,4 @@
-"""Streams that go past the machine: what it knows of them afterwards, and what no longer gets through."""
+"""Fast-path streams: the machine's state of them afterwards, and what is dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet in virtual time: requests take the time they should, and replicas are paid for until they go."""
+"""The fleet in virtual time: requests take the right time, and replicas cost until they exit."""
 
 from __future__ import annotations
 

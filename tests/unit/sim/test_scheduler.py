@@ -1,4 +1,4 @@
-"""The simulated scheduler in situations that random histories hardly reach."""
+"""The simulated scheduler in situations that random histories rarely reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream of the simulated engine, cut anywhere and continued on another engine, is the uncut stream."""
+"""A stream of the simulated engine, cut anywhere and continued on another engine, equals the uncut stream."""
 
 from __future__ import annotations
 

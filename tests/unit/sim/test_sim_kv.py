@@ -1,4 +1,4 @@
-"""What simulated engines report of their caches is what they have, on every data-parallel rank."""
+"""Simulated engines report exactly what is in their caches, on every data-parallel rank."""
 
 from __future__ import annotations
 

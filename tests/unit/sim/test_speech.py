@@ -1,4 +1,4 @@
-"""What the simulated model says on demand, and how it is taken apart."""
+"""Scripted output of the simulated model, and its parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual time: what tests and the simulator may rely on."""
+"""Virtual time: the guarantees for tests and the simulator."""
 
 from __future__ import annotations
 

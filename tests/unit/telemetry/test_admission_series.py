@@ -1,4 +1,4 @@
-"""What the metrics page says of admission."""
+"""Admission metrics on the metrics page."""
 
 from __future__ import annotations
 

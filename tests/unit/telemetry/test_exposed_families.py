@@ -1,4 +1,4 @@
-"""The exposed metric families and labels, which dashboards and alert rules depend on, are those of a list."""
+"""Exposed metric families and labels, which dashboards and alert rules depend on, equal a list."""
 
 from __future__ import annotations
 

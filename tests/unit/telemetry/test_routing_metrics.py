@@ -1,4 +1,4 @@
-"""The series by which an operator sees what the index holds, how well, and what decisions were worth."""
+"""Metrics of the index's contents and accuracy, and of the quality of decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of pools as metrics: what is wished for beside what there is."""
+"""Metrics of pool sizes: desired and actual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a slot of the arena, against a model that is too simple to be wrong."""
+"""Ownership of the arena's slots, compared with a simple model."""
 
 from __future__ import annotations
 

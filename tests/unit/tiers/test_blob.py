@@ -1,4 +1,4 @@
-"""What is read back from a disk or a server is believed only when it says exactly what is expected."""
+"""Data read from a disk or a server is accepted only if it is exactly the expected blob."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What failed is left alone, and asked again rarely, by one at a time."""
+"""A failed tier is not used, and is probed rarely, by one call at a time."""
 
 from __future__ import annotations
 

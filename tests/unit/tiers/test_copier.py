@@ -1,4 +1,4 @@
-"""Blocks of a KV cache through slots of shared memory and back, by every kind of copier that runs here."""
+"""Blocks of a KV cache are copied through slots of shared memory and back, by every copier that runs here."""
 
 from __future__ import annotations
 

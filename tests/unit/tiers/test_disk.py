@@ -1,4 +1,4 @@
-"""Files of blocks: whose they are, what a killed worker leaves, and what gives way."""
+"""Files of blocks: ownership, leftovers of a killed worker, and eviction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each eviction policy keeps, and that none loses count of what it holds."""
+"""What each eviction policy keeps, and that its counts stay correct."""
 
 from __future__ import annotations
 

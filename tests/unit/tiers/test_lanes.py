@@ -1,4 +1,4 @@
-"""In which order a tier's thread does what it is asked for."""
+"""The order in which a tier's thread executes its tasks."""
 
 from __future__ import annotations
 

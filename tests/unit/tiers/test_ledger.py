@@ -1,4 +1,4 @@
-"""Whoever adds up the changes that were told has exactly what is held."""
+"""The sum of all reported changes equals the tier's contents."""
 
 from __future__ import annotations
 

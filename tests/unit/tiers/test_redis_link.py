@@ -1,4 +1,4 @@
-"""A line to a server ends every wait at its deadline, and never gives one question's answer to another."""
+"""A connection to a server ends every wait at its deadline, and never mixes up responses."""
 
 from __future__ import annotations
 

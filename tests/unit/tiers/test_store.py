@@ -1,4 +1,4 @@
-"""What the store of tiers promises, against tiers whose calls the test lets go on one by one."""
+"""The contract of the tier store, with tiers whose calls the test completes one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of tiers through any order of events: what requests do, and what tiers do and fail to do."""
+"""The tier store under any order of events, of requests and of tiers that may fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sums of KV blocks: the same wherever they are taken, of each part by itself, and changed by any flip."""
+"""Checksums of KV blocks: independent of the location, separate for each part, and changed by any flipped
+bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads that land in staging memory, and when they do."""
+"""Reads into staging memory, and their timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease table and the serving side say of a lease what a receiver may rely on."""
+"""The lease table and the serving side report lease states on which a receiver can rely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks as chunks: nothing is left out or moved twice, and every way to copy gives the same bytes."""
+"""Blocks as chunks: nothing is omitted or moved twice, and every copy method gives the same bytes."""
 
 from __future__ import annotations
 

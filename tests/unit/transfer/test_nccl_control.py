@@ -1,4 +1,4 @@
-"""The control connection: who is let in, what is refused, and waits that end when they should."""
+"""The control connection: authentication, refusals, and bounded waits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A sender that is killed or stopped while blocks move: its pull fails, its successor is pulled from, and the
-process that pulls goes on."""
+"""A sender is killed or stopped while blocks move: its pull fails, its successor works, and the receiver
+continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The serving side's leases: each ends once, and complete blocks come in the prompt's order with sums."""
+"""The serving side's leases: each ends once, and complete blocks have the prompt's order and checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lease pages: what is parsed was written whole, and extents never overlap."""
+"""Lease pages: only completely written pages parse, and extents never overlap."""
 
 from __future__ import annotations
 

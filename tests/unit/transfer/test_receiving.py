@@ -1,4 +1,4 @@
-"""The pulling side over an agent made of lists: what the network does is decided by the test."""
+"""The pulling side over a fake agent made of lists; the test controls the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neighbouring blocks become one descriptor."""
+"""Adjacent blocks become one descriptor."""
 
 from __future__ import annotations
 

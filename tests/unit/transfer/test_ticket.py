@@ -1,4 +1,4 @@
-"""Tickets and endpoints survive the way through the router, and garbage does not get past them."""
+"""Tickets and endpoints survive the path through the router; malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spec as vLLM will see it, and what is refused before vLLM sees it."""
+"""The spec as vLLM's arguments, and what is refused before vLLM starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an engine's KV events go, and what is left of that afterwards."""
+"""The path of an engine's KV events, and the resulting state."""
 
 from __future__ import annotations
 

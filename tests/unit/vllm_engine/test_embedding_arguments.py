@@ -1,4 +1,4 @@
-"""What vLLM is started with for a pool of role embed."""
+"""vLLM's arguments for a pool of role embed."""
 
 from __future__ import annotations
 

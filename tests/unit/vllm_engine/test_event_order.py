@@ -1,4 +1,4 @@
-"""KV events in order: late, lost, repeated, and asked for again."""
+"""KV events in order: late, lost, repeated, and requested again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of devices and what is known of them."""
+"""Device names and their properties."""
 
 from __future__ import annotations
 

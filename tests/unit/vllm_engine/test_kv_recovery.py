@@ -1,4 +1,4 @@
-"""Becoming exact again after events were lost, on an idle engine and on one that never rests."""
+"""Recovery to EXACT after lost events, on an idle engine and on one that is always busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine over several nodes: what the spec may ask for, and what each node's part of vLLM is told."""
+"""One engine over several nodes: valid specs, and the arguments of each node's part of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made ready for a leg, what of it is kept, and for how long it may take."""
+"""What is prepared for a leg, what is cached, and the time limits."""
 
 from __future__ import annotations
 

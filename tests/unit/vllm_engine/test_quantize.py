@@ -1,4 +1,4 @@
-"""int8 weights: close to the originals, made once, and never over another's copy."""
+"""int8 weights: close to the originals, created once, and never over an existing copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which legs the vLLM adapter refuses, and what it says."""
+"""Legs that the vLLM adapter refuses, with its messages."""
 
 from __future__ import annotations
 

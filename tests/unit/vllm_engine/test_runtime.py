@@ -1,4 +1,4 @@
-"""What the adapter asks of vLLM on its own account."""
+"""Calls that the adapter makes to vLLM by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one request's outputs of vLLM become deltas, without an engine."""
+"""Conversion of one request's vLLM outputs to deltas, without an engine."""
 
 from __future__ import annotations
 

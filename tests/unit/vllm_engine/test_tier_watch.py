@@ -1,4 +1,4 @@
-"""An idle engine whose tier is in trouble is asked again, and one without trouble is left in peace."""
+"""An idle engine is polled while its tier has failed, and not otherwise."""
 
 from __future__ import annotations
 

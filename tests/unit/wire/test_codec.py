@@ -1,4 +1,4 @@
-"""What goes over the wire comes back equal, and what is malformed never gets past the codec."""
+"""Messages round-trip over the wire, and the codec refuses malformed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converters are declared by message: a field without a counterpart is refused when they are declared."""
+"""Converters are declared per message: a field without a counterpart is refused at declaration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acknowledgements: on what is sent anyway, else soon, and at once when many have gathered."""
+"""Acknowledgements: with other messages, otherwise soon, and at once if many are pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process's certificate: one that could never work is refused with the reason, a newer one is taken up."""
+"""A process's certificate: an unusable one is refused with the reason, a newer one is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that hangs is told from one that works, waits or is idle."""
+"""A hanging engine is distinguished from one that works, waits or is idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replicas may serve beside those that run."""
+"""Which replicas may serve beside running ones."""
 
 from __future__ import annotations
 

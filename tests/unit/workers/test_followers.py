@@ -1,4 +1,4 @@
-"""What a replica does about the further nodes of its engine. Ray's part is in tests/e2e."""
+"""How a replica handles the follower nodes of its engine. Ray's part is tested in tests/e2e."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's record of its blocks: batches without holes, snapshots that need not stand still."""
+"""The worker's record of its blocks: batches without gaps, and snapshots of a changing cache."""
 
 from __future__ import annotations
 

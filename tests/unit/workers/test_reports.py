@@ -1,4 +1,4 @@
-"""How often a worker reports, by what else it says."""
+"""How often a worker reports, depending on its other messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots over real gRPC: whole, refused for the right reason, and never more than a few at once."""
+"""Snapshots over real gRPC: complete, refused with the correct reason, and limited in number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-test API server answers a client that knows nothing of it as the real one does."""
+"""The in-test API server answers an independent client as the real one does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of the API server: bounded in time and size, verified, with the token of the moment."""
+"""The API server's client: bounded in time and size, verified, with the current token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership through Kubernetes is as new as the API server lets it be, and its troubles take no member."""
+"""Membership through Kubernetes is as current as the API server, whose failures remove no member."""
 
 from __future__ import annotations
 

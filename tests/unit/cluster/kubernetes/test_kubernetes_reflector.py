@@ -1,4 +1,4 @@
-"""Where a copy of a collection goes on after each way in which a watch can end."""
+"""Where a copy of a collection resumes after each way in which a watch can end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What EndpointSlices say of workers depends on the slices only, and never on how they came to be known."""
+"""Workers derived from EndpointSlices depend on the slices only, not on the order of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The janitor removes what is proven ours, and nothing else."""
+"""The janitor removes only what is proven to be ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children are on a leash, their logs are bounded, and their deaths are told."""
+"""Child processes end with their parent, their logs are bounded, and their exits are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a deployment: private, locked by one, and read by many."""
+"""The folder of a deployment: private, locked by one process, read by many."""
 
 from __future__ import annotations
 

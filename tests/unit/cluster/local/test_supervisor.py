@@ -1,4 +1,4 @@
-"""The order of a start, and what ends it: under a clock that tests move."""
+"""The order of a start, and what ends it, under a clock that tests control."""
 
 from __future__ import annotations
 

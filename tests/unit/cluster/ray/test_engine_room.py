@@ -1,4 +1,4 @@
-"""What is reserved in Ray for replicas, on one node and on several."""
+"""Resources reserved in Ray for replicas, on one node and on several."""
 
 from __future__ import annotations
 

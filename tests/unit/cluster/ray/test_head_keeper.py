@@ -1,4 +1,4 @@
-"""The head's state keeper is started again while that can help, and no longer."""
+"""The head's GCS is restarted while that can help, and not afterwards."""
 
 from __future__ import annotations
 

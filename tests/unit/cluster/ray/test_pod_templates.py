@@ -1,4 +1,4 @@
-"""A pod says which template it is of, and the chart which one is wished for."""
+"""Pods report their template, and the chart the desired one."""
 
 from __future__ import annotations
 

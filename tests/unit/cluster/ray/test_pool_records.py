@@ -1,4 +1,4 @@
-"""A control process goes on with the pools that an earlier one left, and replaces only what has changed."""
+"""A control process takes over the pools of an earlier one, and replaces only what has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `ray start` command that KubeRay writes is run as it stands, and nothing else is."""
+"""The `ray start` command of KubeRay runs unchanged, and nothing else does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership out of Ray's key-value store, with the store in memory."""
+"""Membership from Ray's key-value store, with the store in memory."""
 
 from __future__ import annotations
 

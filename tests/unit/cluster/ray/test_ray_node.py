@@ -1,4 +1,4 @@
-"""Ray's part of a pod is a child that is watched, and ends with all that it started."""
+"""Ray's process in a pod is monitored, and ends with all its descendants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes over Ray Serve, whose turns a Serve of a few lines takes when it is told to."""
+"""Pool sizes over a fake Ray Serve that tests step."""
 
 from __future__ import annotations
 

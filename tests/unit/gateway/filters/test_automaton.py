@@ -1,4 +1,4 @@
-"""Patterns are followed as Python reads them, in linear time, and refused where they cannot be."""
+"""Patterns match as in Python, in linear time, and are refused where they cannot."""
 
 from __future__ import annotations
 

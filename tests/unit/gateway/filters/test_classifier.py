@@ -1,4 +1,4 @@
-"""The classifier's filter: what it is asked, what its verdicts do, and what happens without one."""
+"""The classifier's filter: its requests, the effect of verdicts, and failures."""
 
 from __future__ import annotations
 

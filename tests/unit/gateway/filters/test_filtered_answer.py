@@ -1,4 +1,4 @@
-"""Filters around real answers of a real call: what its client reads, and what its workers hear."""
+"""Filters on answers of a real call: what the client reads, and what workers receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits and what goes out: nothing of a match leaves, everything else does, in order and once."""
+"""Text held back by filters: no part of a match is sent, all other text is, in order and once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections are reused while their responses end where they should, and for a minute."""
+"""Connections are reused after complete responses, for one minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No spelling of an address and no trick of names leads a connection to where it may not go."""
+"""No spelling of an address and no name resolution leads a connection to a forbidden address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that lie apart stay apart and in order, whatever the order in which they come."""
+"""Disjoint spans stay disjoint and sorted, whatever the order of insertion."""
 
 from __future__ import annotations
 

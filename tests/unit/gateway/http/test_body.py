@@ -1,4 +1,4 @@
-"""What a body costs while it comes in, whatever pieces it comes in."""
+"""The cost of receiving a body, however it is split."""
 
 from __future__ import annotations
 

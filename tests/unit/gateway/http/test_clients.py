@@ -1,4 +1,4 @@
-"""One client's connections are counted by its address, or its network, and nothing is kept of those gone."""
+"""Connections are counted per client address or network, and nothing is kept of closed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection's deadlines and bounds, with a clock and a peer of the test's own."""
+"""Deadlines and limits of one connection, with a clock and a peer that the test controls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pages of listed origins may call the API, others may not; an open gateway refuses what browsers send for
-foreign pages."""
+"""Pages of listed origins may call the API, others may not; an open gateway refuses browsers' cross-origin
+requests."""
 
 from __future__ import annotations
 

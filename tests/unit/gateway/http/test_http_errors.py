@@ -1,4 +1,4 @@
-"""The header lines of errors: when to come back, what not to repeat, and what HTTP demands."""
+"""Header lines of errors: Retry-After, whether to retry, and those that HTTP requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How answers spell what an engine said: reasoning, tool calls, echoes, ids, usage and times."""
+"""How responses encode engine output: reasoning, tool calls, echoes, ids, usage and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream and a whole answer of the same deltas say the same, and both are OpenAI's objects."""
+"""A streamed and a whole response of the same deltas are equal, and both are OpenAI's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of a body reaches the engine with vLLM's meaning, and says how to answer."""
+"""Every field of a body reaches the engine with vLLM's meaning, and selects the response format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools, the calls that were made with them, and reasoning: how templates and parsers get to know of them."""
+"""Tools, earlier tool calls, and reasoning, as templates and parsers receive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document is committed as it is made, holds together, and says what the code says."""
+"""The committed OpenAPI document is up to date, consistent, and agrees with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies are read strictly: what is wrong is named, bounds hold, and what asks for nothing passes."""
+"""Bodies are parsed strictly: errors name the field, bounds hold, and fields without effect are accepted."""
 
 from __future__ import annotations
 

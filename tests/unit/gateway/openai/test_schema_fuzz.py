@@ -1,4 +1,4 @@
-"""Whatever a client sends is a call or a refusal with a code of the vocabulary, and never a fault of ours."""
+"""Any input is a call or a refusal with a known code, and never an internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streamed answer is well-formed HTTP whatever the first delta brings."""
+"""A streamed response is well-formed HTTP, whatever the first delta."""
 
 from __future__ import annotations
 

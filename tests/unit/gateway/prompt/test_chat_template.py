@@ -1,4 +1,4 @@
-"""Prompts are rendered as transformers renders them, and a template's refusals are the client's."""
+"""Prompts are rendered as in transformers, and errors of a template are the client's."""
 
 from __future__ import annotations
 

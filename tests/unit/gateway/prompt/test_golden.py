@@ -1,4 +1,4 @@
-"""The edge's golden prompts follow its template and tokenizer, and vLLM comes to the same."""
+"""The edge's golden prompts follow its template and tokenizer, and vLLM computes the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over a corpus, the encoder that serves gives the tokens and the text of the reference."""
+"""The encoder in use gives the reference's tokens and text for a corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever tokenizes, the ids are those of Hugging Face's tokenizer, and nobody waits for them in vain."""
+"""Every encoder gives the ids of Hugging Face's tokenizer, and every wait for them ends."""
 
 from __future__ import annotations
 

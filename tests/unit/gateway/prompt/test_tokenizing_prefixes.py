@@ -1,4 +1,4 @@
-"""Tokens of earlier turns are found again where they are the same, and only by who sent them."""
+"""Cached tokens of earlier turns are reused for equal prefixes, and only for the same sender."""
 
 from __future__ import annotations
 

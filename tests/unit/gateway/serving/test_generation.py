@@ -1,4 +1,4 @@
-"""A call ends once, tells exactly what it used, and frees its workers, however it ends."""
+"""A call ends once, reports exact usage, and releases its workers, however it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer some of which goes past the gateway reads as one that does not, and ends for good."""
+"""A response that partly takes the fast path equals one that does not, and ends cleanly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace context crosses the edge in both directions, and nothing that is not one does."""
+"""Trace context crosses the edge in both directions; malformed context does not."""
 
 from __future__ import annotations
 

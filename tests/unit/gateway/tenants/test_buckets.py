@@ -1,4 +1,4 @@
-"""Rate limits in memory: never more than a bucket and its refill, all or nothing, honest about waiting."""
+"""Rate limits in memory: never more than a bucket and its refill, all or nothing, exact retry times."""
 
 from __future__ import annotations
 

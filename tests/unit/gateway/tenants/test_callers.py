@@ -1,4 +1,4 @@
-"""Callers: from headers to a tenant, and what a tenant's requests may ask for, are marked with and cost."""
+"""Callers: from headers to a tenant, with the permissions, labels and cost of its requests."""
 
 from __future__ import annotations
 

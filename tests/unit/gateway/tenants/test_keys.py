@@ -1,4 +1,4 @@
-"""API keys: hashes in files, folders and the environment, reread on change, kept when a change is broken."""
+"""API keys: hashes in files, folders and the environment, reloaded on change, kept if a change is invalid."""
 
 from __future__ import annotations
 

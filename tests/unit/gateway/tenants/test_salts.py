@@ -1,4 +1,4 @@
-"""Salts: one for each who may share, from a secret that nobody can do without, telling nothing."""
+"""Cache salts: one per sharing group, derived from a required secret, revealing nothing."""
 
 from __future__ import annotations
 

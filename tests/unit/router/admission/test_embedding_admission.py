@@ -1,4 +1,4 @@
-"""Inputs that wait to be embedded: whose turn it is, who is refused, and what is shed under pressure."""
+"""Queued embedding inputs: order, refusals, and shedding under pressure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: shares among tenants, classes and age, whatever arrives and leaves in whatever order."""
+"""The order of the fair queue: shares among tenants, classes and age, for any arrivals and departures."""
 
 from __future__ import annotations
 

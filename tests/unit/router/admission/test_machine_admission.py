@@ -1,4 +1,4 @@
-"""What the machine lets begin, has wait and refuses. Workers have room for 400 KV tokens, in blocks of 4."""
+"""Requests that the machine starts, queues and refuses. Workers have 400 KV tokens, in blocks of 4."""
 
 from __future__ import annotations
 

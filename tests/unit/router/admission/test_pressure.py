@@ -1,4 +1,4 @@
-"""What is measured of the queue, who is above its share, and what is done under pressure."""
+"""Measurements of the queue, tenants above their share, and actions under pressure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions in seconds: what each consideration is worth, one at a time."""
+"""Decisions in seconds: the weight of each consideration, one at a time."""
 
 from __future__ import annotations
 

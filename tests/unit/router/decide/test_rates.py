@@ -1,4 +1,4 @@
-"""What work is thought to cost: before anything was measured, and after."""
+"""Estimated cost of work, before and after measurements."""
 
 from __future__ import annotations
 

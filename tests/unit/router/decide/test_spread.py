@@ -1,4 +1,5 @@
-"""Where many requests end up: one after another through production fleets, over workers that take time.
+"""How many requests are distributed: one after another through production fleets, over workers that take
+time.
 
 Workers compute prompts one after another and decode all streams at once. Routers see them through reports
 that are late, and know nothing of each other.

@@ -1,4 +1,4 @@
-"""From what workers say of their tiers to where requests run: the whole way, through the request machine."""
+"""From workers' reports about tiers to routing, through the whole request machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, every input is embedded once or fails once, and nothing leaks.
+"""For any order of events, every input is embedded once or fails once, and nothing leaks.
 
 Workers here are dictionaries that obey the engine's contract. Alphabets are tiny: three workers.
 """

@@ -1,4 +1,4 @@
-"""What the fleet accounts, and what a policy gets to see of it."""
+"""The fleet's accounting, and the view that a policy gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a worker is left alone, for how long, how it comes back, and when none of that is believed."""
+"""When a worker is ejected, for how long, how it returns, and when ejection is disabled."""
 
 from __future__ import annotations
 

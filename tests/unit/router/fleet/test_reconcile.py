@@ -1,4 +1,5 @@
-"""Foreseen against found: noise is borne, and a worker whose caches are not what they seem is named."""
+"""Predicted and found tokens: noise is tolerated, and a worker whose caches differ from the index is
+reported."""
 
 from __future__ import annotations
 

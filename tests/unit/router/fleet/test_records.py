@@ -1,4 +1,4 @@
-"""Decisions are kept trimmed and bounded, and become records when somebody asks."""
+"""Decisions are stored trimmed and bounded, and rendered as records on request."""
 
 from __future__ import annotations
 

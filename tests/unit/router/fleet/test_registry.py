@@ -1,4 +1,4 @@
-"""Who may serve, and why the others may not."""
+"""Which workers may serve, and why others may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the index still says of a worker that is not believed any more."""
+"""Index contents of a worker that is not EXACT any more."""
 
 from __future__ import annotations
 

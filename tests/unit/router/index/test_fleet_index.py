@@ -1,4 +1,4 @@
-"""What the index believes of whom, and since when."""
+"""The index's state of each worker over time."""
 
 from __future__ import annotations
 

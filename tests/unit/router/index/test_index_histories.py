@@ -1,5 +1,5 @@
-"""Whatever becomes of batches, snapshots, workers and routers: at rest the router's view is the workers'
-truth, and nothing that happens on the way there makes a lookup fail.
+"""After any batches, snapshots, and changes of workers and routers, the router's view at rest equals the
+workers' caches, and no lookup fails on the way.
 
 Workers here are sets of names over a tiny alphabet, so that prefixes meet all the time. The transport
 between them and the index loses, repeats and reorders; snapshots are taken while caches change. A failing

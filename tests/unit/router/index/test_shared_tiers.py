@@ -1,4 +1,4 @@
-"""A store that several workers read: what any of them reported there is found for each of them."""
+"""A store that several workers read: blocks that any of them reported are found for all of them."""
 
 from __future__ import annotations
 

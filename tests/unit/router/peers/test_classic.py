@@ -1,4 +1,4 @@
-"""Round robin and least loaded, stated decision by decision.
+"""Round robin and least loaded, specified decision by decision.
 
 Round robin: place number (start + turn) modulo the places, in the order of their ids; the generator gives the
 start. Least loaded: the fewest streams, among equals the fewest queued prompt tokens, among equals by lot.

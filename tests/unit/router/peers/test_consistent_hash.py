@@ -1,4 +1,4 @@
-"""Consistent hashing with bounded loads, worked out from the paper's definition.
+"""Consistent hashing with bounded loads, computed from the paper's definition.
 
 `GOLDENS`: loads, session, the bound ceil(1.25 * (sum + 1) / n), whose point follows the session's hash
 first, and the place: the first in that order whose load with this request keeps the bound. Points are

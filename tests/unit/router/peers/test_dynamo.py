@@ -1,4 +1,4 @@
-"""Dynamo's decisions, as its own package made them.
+"""Dynamo's decisions, recorded from its own package.
 
 The tables were made once with ai-dynamo-runtime 1.6.1 from PyPI: its `SelectionService` was given workers
 that publish KV events over ZMQ (`cached`, blocks on the device, in host memory and on disk), reservations

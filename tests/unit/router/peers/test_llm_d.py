@@ -1,4 +1,4 @@
-"""llm-d's decisions, worked out from its Go sources by an independent transcription.
+"""llm-d's decisions, computed by an independent transcription of its Go sources.
 
 One row after the other, since cold requests are remembered: blocks of the prompt; for each place the blocks
 that it holds on the device, in CPU memory and on disk, its queue, and the KV tokens in use of 10,000; the

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the Mooncake paper, worked out line by line by an independent transcription.
+"""Algorithm 1 of the Mooncake paper, computed by an independent line-by-line transcription.
 
 Of each instance: prompt tokens that it holds on the device and in its memory, tokens that wait, and the
 requests that they belong to. Prefill takes 10 ms and 0.2 ms a token, a transfer 2 ms and 0.2 ns a byte of

@@ -1,4 +1,4 @@
-"""What holds for every policy of the table, whatever its formula."""
+"""Properties of every policy of the table."""
 
 from __future__ import annotations
 

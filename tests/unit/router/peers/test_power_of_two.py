@@ -1,4 +1,4 @@
-"""Two draws, the less loaded of them: stated with the draws.
+"""Two random draws, of which the less loaded is chosen.
 
 `GOLDENS`: loads, the first draw, the second (how far beyond the next place), and the place.
 """

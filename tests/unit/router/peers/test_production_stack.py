@@ -1,4 +1,4 @@
-"""production-stack's prefix-aware decisions, as its own trie made them.
+"""production-stack's prefix-aware decisions, recorded from its own trie.
 
 `GOLDENS` is one run of vllm-project/production-stack's `HashTrie` (src/vllm_router/prefix/hashtrie.py), a
 character standing for a chunk of 128: who is available, the prompt, the endpoints that the trie answers,

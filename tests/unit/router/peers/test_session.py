@@ -1,4 +1,4 @@
-"""Stickiness, one request after the other with a table of four sessions.
+"""Session affinity, one request after another with a table of four sessions.
 
 `GOLDENS`: the session, which places are offered, their load, the place, and whether it is the remembered
 one. Worked out with a dictionary in the order of use: a session that is known, and whose place is offered,

@@ -1,4 +1,4 @@
-"""SGLang's cache-aware decisions, as its own router made them.
+"""SGLang's cache-aware decisions, recorded from its own router.
 
 `GOLDENS` is one run of sglang-router 0.3.2 from PyPI (`--policy cache_aware --balance-abs-threshold 1`, all
 else by default) before three workers that answer when they are told to: the requests in flight at each

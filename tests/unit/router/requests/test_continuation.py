@@ -1,4 +1,4 @@
-"""Which way a stream goes on, and what a replay lets through."""
+"""How a stream is continued, and which tokens a replay passes on."""
 
 from __future__ import annotations
 

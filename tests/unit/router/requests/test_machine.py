@@ -1,4 +1,4 @@
-"""The request machine, one promise at a time."""
+"""The request machine, one guarantee at a time."""
 
 from __future__ import annotations
 

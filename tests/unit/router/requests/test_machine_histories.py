@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, every request ends once, streams are whole, nothing leaks.
+"""For any order of events, every request ends once, streams are complete, and nothing leaks.
 
 Workers here are a few dictionaries that obey the engine's contract, and break it on purpose where the
 rule's name says so. Alphabets are tiny: two prefill workers, two decode workers, one that does both.

@@ -1,4 +1,4 @@
-"""What becomes of a stream whose worker is lost, silent or slow: the request machine, promise by promise."""
+"""Streams whose worker is lost, silent or slow, in the request machine."""
 
 from __future__ import annotations
 

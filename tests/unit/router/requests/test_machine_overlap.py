@@ -1,4 +1,4 @@
-"""KV that is handed over while the rest of it is computed, and pulls that failed: promise by promise."""
+"""KV that is handed off while the prompt is still computed, and failed pulls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What new starts cost, and who pays for them."""
+"""The cost of restarts, and who is charged."""
 
 from __future__ import annotations
 

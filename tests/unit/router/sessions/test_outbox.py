@@ -1,4 +1,4 @@
-"""What one turn of the loop brings for a worker travels as one message of each kind."""
+"""Commands for a worker within one loop iteration are sent as one message per kind."""
 
 from __future__ import annotations
 

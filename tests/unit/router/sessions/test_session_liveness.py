@@ -1,4 +1,4 @@
-"""A router hears that a worker has fallen silent, and never blames a worker for its own deafness."""
+"""A router detects a silent worker, and does not blame a worker for its own stalls."""
 
 from __future__ import annotations
 

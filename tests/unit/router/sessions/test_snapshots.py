@@ -1,4 +1,4 @@
-"""Snapshots run beside sessions: a few at a time, in parts between which others have their turn."""
+"""Snapshots run beside sessions: a few at a time, in parts that yield to other work."""
 
 from __future__ import annotations
 
