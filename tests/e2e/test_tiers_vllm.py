@@ -1,4 +1,4 @@
-"""Tiers below real vLLM engines: what was computed once comes back, on another worker too, with equal tokens.
+"""Tiers below real vLLM engines: stored KV is loaded again, on another worker too, with equal tokens.
 
 Engines on the embedded model, float32 and one thread each, so that equal KV gives equal tokens. The device's
 cache holds 64 blocks, so that a few prompts are enough to evict one.

@@ -1,4 +1,4 @@
-"""A real worker process is frozen and thawed under a session over gRPC."""
+"""A real worker process is stopped and continued under a session over gRPC."""
 
 from __future__ import annotations
 

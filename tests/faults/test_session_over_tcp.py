@@ -1,4 +1,4 @@
-"""A real TCP reset between a router and a worker, over gRPC: the streams go on."""
+"""A real TCP reset between a router and a worker, over gRPC: the streams continue."""
 
 from __future__ import annotations
 

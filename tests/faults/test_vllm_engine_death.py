@@ -1,4 +1,4 @@
-"""Real vLLM processes that die, and what the engine port says and leaves behind then."""
+"""Real vLLM processes that exit: errors of the engine port, and resources that remain."""
 
 from __future__ import annotations
 
