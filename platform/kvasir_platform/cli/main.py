@@ -151,11 +151,11 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     shared = _Parser(add_help=False)
     shared.add_argument(
-        "-o", "--output", choices=("text", "json"), default=argparse.SUPPRESS, help="output format (text)"
+        "-o", "--output", choices=("text", "json"), default=argparse.SUPPRESS, help="default: text"
     )
     spec = _Parser(add_help=False)
     spec.add_argument(
-        "-f", "--file", type=Path, metavar="FILE", help="the deployment; ./kvasir.yaml, else the default"
+        "-f", "--file", type=Path, metavar="FILE", help="spec (default: ./kvasir.yaml, or the embedded)"
     )
     spec.add_argument(
         "--set",
