@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
 
 
 def frame_piece(before: bytes, text: str, after: bytes, chunked: bool) -> bytes:
     """See `_native.pyi`."""
-    frame = b"%b%b%b" % (before, json.dumps(text, ensure_ascii=False).encode(), after)
+    frame = b"%b%b%b" % (before, _encode(text), after)
     return http_chunk(frame) if chunked else frame
 
 

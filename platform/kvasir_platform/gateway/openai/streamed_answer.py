@@ -298,8 +298,7 @@ class StreamedAnswer:
         return at
 
     def _send_part(self, at: _Progress, delta: Delta) -> bool:
-        """Send a delta that carries only content or only reasoning. Return False, and send nothing, for any
-        other delta."""
+        """Send a delta that carries only content or only reasoning; return False for any other."""
         if delta.tool_calls or (delta.text and delta.reasoning):
             return False
         reasoning = bool(delta.reasoning)
@@ -316,8 +315,9 @@ class StreamedAnswer:
         if not reasoning:
             self._exchange.piece(self._prefix + self._shape.before(index), text, self._after)
             return
-        before = b'%b"choices":[{"index":%d,"delta":{"reasoning":%b,"reasoning_content":'
-        self._exchange.piece(before % (self._prefix, index, _encode(text)), text, self._after)
+        shown = _encode(text)
+        delta = b'%b"choices":[{"index":%d,"delta":{"reasoning":%b,"reasoning_content":%b%b'
+        self._exchange.frame(delta % (self._prefix, index, shown, shown, self._after))
 
     def _hold(self, index: int, text: str, reasoning: bool) -> None:
         waiting = self._held.get(index)

@@ -13,33 +13,19 @@ constexpr char kHex[] = "0123456789abcdef";
 
 bool plain(char c) { return static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\'; }
 
+// Characters with an escape of two characters, and its second one.
+constexpr std::string_view kEscaped = "\"\\\b\f\n\r\t", kEscapes = "\"\\bfnrt";
+
 void escape(char c, std::string &out) {
   out.push_back('\\');
-  switch (c) {
-    case '"':
-    case '\\':
-      out.push_back(c);
-      break;
-    case '\b':
-      out.push_back('b');
-      break;
-    case '\f':
-      out.push_back('f');
-      break;
-    case '\n':
-      out.push_back('n');
-      break;
-    case '\r':
-      out.push_back('r');
-      break;
-    case '\t':
-      out.push_back('t');
-      break;
-    default:
-      out.append("u00");
-      out.push_back(kHex[c >> 4]);
-      out.push_back(kHex[c & 15]);
+  const std::size_t at = kEscaped.find(c);
+  if (at != std::string_view::npos) {
+    out.push_back(kEscapes[at]);
+    return;
   }
+  out.append("u00");
+  out.push_back(kHex[c >> 4]);
+  out.push_back(kHex[c & 15]);
 }
 
 // Writes `text`, valid UTF-8, to `out` as a JSON string.
