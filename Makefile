@@ -47,9 +47,7 @@ $(BIN)/python:
 # A stamp per lock file: a second call does nothing until the lock or the build changes.
 $(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $(BIN)/python
 	@echo "==> packages of requirements/$*.lock ($$(grep -c '^[a-z].*==' $<) pinned; the first time takes a minute or more)"
-	@$(PIP) install -qq --progress-bar off --no-compile --no-deps --require-hashes -r $< -r requirements/build.lock || { echo "error: pip could not install requirements/$*.lock (above: why). If it found no torch==…+cpu, name PyTorch's wheel index for the CPU in PIP_EXTRA_INDEX_URL and run again" >&2; exit 1; }
-	@# On all cores, where pip compiles on one. Packages carry files for other versions of Python, which do not compile.
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
+	@$(PIP) install -qq --progress-bar off --no-deps --require-hashes -r $< -r requirements/build.lock || { echo "error: pip could not install requirements/$*.lock (above: why). If it found no torch==…+cpu, name PyTorch's wheel index for the CPU in PIP_EXTRA_INDEX_URL and run again" >&2; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the slower Python version of the native extension is used (apt install g++)"
 	@echo "==> kvasir itself, editable"
 	@$(PIP) install -qq --no-deps --no-build-isolation -e .
