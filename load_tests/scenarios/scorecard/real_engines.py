@@ -160,7 +160,8 @@ class Stage:
     async def ready(self) -> bool:
         """Whether the router has a session with every worker."""
         views = await gateway.workers(self.address, self.key)
-        return all(views[address]["state"] == "ready" for address in self.workers)
+        # The router's first page may not list every worker yet.
+        return all(address in views and views[address]["state"] == "ready" for address in self.workers)
 
     async def one(self, prompt: str, tokens: int, salt: str = "") -> Heard:
         """Run one stream to its end."""
