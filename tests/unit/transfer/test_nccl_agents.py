@@ -44,6 +44,7 @@ from kvasir_workers.transfer.nccl.messages import (  # noqa: E402
     PullRequest,
     StorePut,
 )
+from kvasir_workers.transfer.nccl.pulls import NcclPull  # noqa: E402
 
 HOST = "127.0.0.1"
 BLOCK_BYTES = 256 << 10
@@ -113,6 +114,41 @@ def test_a_stranger_with_another_secret_is_refused_and_others_are_served(
     assert failure(target).reason == "unreachable"
     assert source.poll() == []
     target.pull("p", offer, 0, [1], 60.0)
+    assert isinstance(events(target)[0], PullSucceeded)
+
+
+def test_a_pull_that_begins_after_its_thread_failed_gets_the_reason(
+    agent: Callable[[], LocalPeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = agent(), agent()
+    offer = source.offer("l", 1, [1], 60.0)
+    stolen = encode(replace_secret(decode(offer.endpoint)))
+    begin = receiving.PulledAgent.begin
+
+    def late(puller: receiving.PulledAgent, pull: NcclPull) -> bool:
+        puller.end()
+        return begin(puller, pull)
+
+    monkeypatch.setattr(receiving.PulledAgent, "begin", late)
+    target.pull("guess", replace(offer, endpoint=stolen), 0, [1], 60.0)
+    assert failure(target).reason == "unreachable"
+
+
+def test_a_pull_that_begins_as_its_thread_ends_idle_gets_another(
+    agent: Callable[[], LocalPeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = agent(), agent()
+    begin = receiving.PulledAgent.begin
+    ended: list[receiving.PulledAgent] = []
+
+    def idle_once(puller: receiving.PulledAgent, pull: NcclPull) -> bool:
+        if not ended:
+            ended.append(puller)
+            puller.retire()
+        return begin(puller, pull)
+
+    monkeypatch.setattr(receiving.PulledAgent, "begin", idle_once)
+    target.pull("p", source.offer("l", 1, [1], 60.0), 0, [1], 60.0)
     assert isinstance(events(target)[0], PullSucceeded)
 
 

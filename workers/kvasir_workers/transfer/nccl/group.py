@@ -26,6 +26,10 @@ SERVER, PULLER = 0, 1
 LINK_TIMEOUT_S = 60.0
 """A message that the other side announced but does not send within this time ends the group. Pulls have their
 own deadlines; this one covers chunks of abandoned pulls."""
+GLOO_CONNECT_S = 10.0
+"""Limit for gloo's connections of a new group: nothing else ends the wait for a side that left meanwhile."""
+GLOO_CONNECT_TIMEOUTS = 5
+"""gloo waits for a connection this many times the timeout of its context (gloo, transport/tcp/pair.cc)."""
 ABORT_TAG = 1 << 20
 NCCL_PAUSE_S = 0.00005
 NCCL_ENVIRONMENT = {
@@ -166,7 +170,7 @@ class GlooLink:
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [device]
         options._threads = 1
-        options._timeout = timedelta(seconds=LINK_TIMEOUT_S)
+        options._timeout = timedelta(seconds=GLOO_CONNECT_S / GLOO_CONNECT_TIMEOUTS)
         self._other = 1 - rank
         self._lock = threading.Lock()
         self._nothing = torch.empty(0, dtype=torch.uint8)
@@ -188,8 +192,8 @@ class GlooLink:
         """See NcclGroupLink."""
         data, end = work
         with _translated():
-            end.wait()
-            data.wait()
+            end.wait(timedelta(seconds=LINK_TIMEOUT_S))
+            data.wait(timedelta(seconds=LINK_TIMEOUT_S))
 
     def abort(self) -> None:
         """See NcclGroupLink. An unanswered receive times out, which ends the group's connections."""

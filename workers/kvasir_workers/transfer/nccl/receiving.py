@@ -64,13 +64,12 @@ class NcclReceiver:
             self._ended.append(wanted.failed("layout", error.message))
             return
         pull = NcclPull(wanted, size, self._local, self._ended)
-        agent = None if len(self._pulls) >= MAX_PULLS else self._agent(endpoint)
+        agent = None if len(self._pulls) >= MAX_PULLS else self._begin(pull, endpoint)
         if agent is None:
             detail = f"{len(self._pulls)} pulls from {len(self._agents)} agents are running already"
             pull.fail("io", detail)
             return
         self._pulls[wanted.pull_id] = (pull, agent)
-        agent.begin(pull)
 
     def poll(self) -> list[PullSucceeded | PullFailed]:
         """Return the pulls that ended since the last call."""
@@ -102,6 +101,14 @@ class NcclReceiver:
             agent.end()
         self._local.sums.close()
         return self.poll()
+
+    def _begin(self, pull: NcclPull, endpoint: NcclEndpoint) -> PulledAgent | None:
+        """Return the agent that accepted the pull, or None if there are too many."""
+        agent = self._agent(endpoint)
+        while agent is not None and not agent.begin(pull):
+            # Its thread ended, idle, after `_agent` looked.
+            agent = self._agent(endpoint)
+        return agent
 
     def _agent(self, endpoint: NcclEndpoint) -> PulledAgent | None:
         """Return the thread for an endpoint, or None if there are too many."""
@@ -146,6 +153,7 @@ class PulledAgent:
         self._withdrawn: set[int] = set()
         self._next_number = 0
         self._stopping: tuple[str, str] | None = None
+        self._failure: tuple[str, str] | None = None
         self._link: NcclGroupLink | None = None
         self._inbox: deque[Message] = deque()
         self._free: list[int] = list(range(SLOTS))
@@ -170,14 +178,18 @@ class PulledAgent:
         """Whether it has pulls."""
         return bool(self._begun or self._pulls)
 
-    def begin(self, pull: NcclPull) -> None:
-        """Accept a pull; the pull ends in any case."""
+    def begin(self, pull: NcclPull) -> bool:
+        """Accept a pull, which then ends in any case. Return False if this agent ended without a failure."""
         with self._lock:
             if self._open:
                 self._begun.append(pull)
                 self._waker.wake()
-                return
-        pull.fail("io", f"agent {self._endpoint.name}: the connection broke")
+                return True
+            failure = self._failure
+        if failure is None:
+            return False
+        self._fail(pull, failure)
+        return True
 
     def retire(self) -> None:
         """Accept no more pulls; the thread ends with the last one."""
@@ -208,7 +220,7 @@ class PulledAgent:
         self._thread.join()
 
     def _run(self) -> None:
-        reason, detail = "io", "the connection broke"
+        failure: tuple[str, str] | None = ("io", "the connection broke")
         control: Control | None = None
         try:
             deadline_s = self._local.now() + GREETING_S
@@ -217,24 +229,30 @@ class PulledAgent:
             self._link, early = meet_server(control, self._endpoint.secret, self._local.fabric, deadline_s)
             self._inbox.extend(early)
             self._receive(control, self._link)
+            failure = None
         except TransferError as error:
-            reason, detail = "io" if self._link is not None else "unreachable", error.message
+            failure = ("io" if self._link is not None else "unreachable", error.message)
         finally:
-            self._leave(control, *(self._stopping or (reason, detail)))
+            self._leave(control, self._stopping or failure)
 
-    def _leave(self, control: Control | None, reason: str, detail: str) -> None:
+    def _leave(self, control: Control | None, failure: tuple[str, str] | None) -> None:
         if self._link is not None:
             self._link.close()
         with self._lock:
             self._open = False
+            self._failure = failure
             left = [*self._begun, *self._pulls.values()]
         for pull in left:
-            pull.fail(reason, f"agent {self._endpoint.name}: {detail}")
+            self._fail(pull, failure or ("io", "the connection ended"))
         self._arriving.clear()
         self._staging.clear()
         if control is not None:
             control.close()
         self._waker.close()
+
+    def _fail(self, pull: NcclPull, failure: tuple[str, str]) -> None:
+        reason, detail = failure
+        pull.fail(reason, f"agent {self._endpoint.name}: {detail}")
 
     def _receive(self, control: Control, link: NcclGroupLink) -> None:
         idle_since = self._local.now()
