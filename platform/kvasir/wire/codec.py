@@ -31,7 +31,7 @@ from kvasir.core.messages import (
     WorkerFrame,
 )
 from kvasir.core.requests import Role, StepBatch
-from kvasir.wire.mapping import Converter, enum, message
+from kvasir.wire.mapping import MessageConverter, enum, message
 from kvasir.wire.requests import REQUEST
 from kvasir.wire.steps import decode_step_batch, encode_step_batch
 from kvasir.wire.v1 import identity_pb2, kv_pb2, session_pb2
@@ -54,7 +54,7 @@ _HELLO = message(Hello, session_pb2.Hello)
 _WELCOME = message(Welcome, session_pb2.Welcome, identity=_IDENTITY)
 _SNAPSHOT_PART = message(KvSnapshotPart, kv_pb2.SnapshotResponse)
 
-_PAYLOADS: dict[type[Any], tuple[str, Converter[Any]]] = {
+_PAYLOADS: dict[type[Any], tuple[str, MessageConverter[Any]]] = {
     Submit: ("submit", message(Submit, session_pb2.Submit, requests=REQUEST)),
     Abort: ("abort", message(Abort, session_pb2.Abort)),
     ReleaseLeases: ("release_leases", message(ReleaseLeases, session_pb2.ReleaseLeases)),
@@ -87,7 +87,7 @@ def encode_to_worker(message: Hello | RouterFrame) -> bytes:
     if isinstance(message, RouterFrame):
         _encode_frame(message, m.frame)
     else:
-        m.hello.CopyFrom(_HELLO.encode(message))
+        _HELLO.fill(m.hello, message)
     encoded: bytes = m.SerializeToString()
     return encoded
 
@@ -111,7 +111,7 @@ def encode_to_router(message: Welcome | WorkerFrame) -> bytes:
     if isinstance(message, WorkerFrame):
         _encode_frame(message, m.frame)
     else:
-        m.welcome.CopyFrom(_WELCOME.encode(message))
+        _WELCOME.fill(m.welcome, message)
     encoded: bytes = m.SerializeToString()
     return encoded
 
@@ -144,7 +144,7 @@ def _encode_frame(message: RouterFrame | WorkerFrame, frame: Any) -> None:
             pass
         case payload:
             field, converter = _PAYLOADS[type(payload)]
-            getattr(frame, field).CopyFrom(converter.encode(payload))
+            converter.fill(getattr(frame, field), payload)
 
 
 def _decode_payload(frame: Any) -> Any:

@@ -21,12 +21,19 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass(frozen=True, slots=True)
 class Converter(Generic[T]):
-    """A value to its form on the wire and back. `decode` raises ProtocolError for a malformed message. `add`
-    appends a value to a repeated field without the copy that appending an encoded message makes."""
+    """A value to its form on the wire and back. `decode` raises ProtocolError for a malformed message."""
 
     encode: Callable[[T], Any]
     decode: Callable[[Any], T]
-    add: Callable[[Any, T], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageConverter(Converter[T]):
+    """`fill` sets the fields of an empty message, and `add` appends a message to a repeated field. Neither
+    copies an encoded message, as assigning or appending one would."""
+
+    fill: Callable[[Any, T], None]
+    add: Callable[[Any, T], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +45,21 @@ class Part(Generic[T]):
     decode: Callable[[Any], dict[str, Any]]
 
 
-def message(make: type[T], kind: Any, **converters: Converter[Any]) -> Converter[T]:
+def message(make: type[T], kind: Any, **converters: Converter[Any]) -> MessageConverter[T]:
     """The converter of the dataclass `make` to messages of class `kind`. Raises TypeError unless both have
     the same fields."""
     names, columns = _names(make), _columns(kind, converters)
     if set(names) != set(columns):
         raise TypeError(f"the fields of {make.__name__} and of message {kind.DESCRIPTOR.name} differ")
     arguments = ", ".join(f"{name}={each.encoded}" for name, each in columns.items())
+    lines = "\n    ".join(each.assignment for each in columns.values())
     source = f"""
 def encode(v):
     return kind({arguments})
+
+def fill(m, v):
+    m.SetInParent()
+    {lines}
 
 def add(repeated, v):
     repeated.add({arguments})
@@ -56,7 +68,7 @@ def decode(m):
     return make({", ".join(columns[name].decoded for name in names)})
 """
     scope = _compiled(source, converters, make=make, kind=kind)
-    return Converter(scope["encode"], scope["decode"], scope["add"])
+    return MessageConverter(scope["encode"], scope["decode"], scope["fill"], scope["add"])
 
 
 def part(owner: type[T], kind: Any, **converters: Converter[Any]) -> Part[T]:
@@ -126,12 +138,14 @@ def _column(field: Any, converter: Converter[Any] | None) -> _Column:
         if converter is not None:
             encoded, decoded = f"map(encode_{name}, {encoded})", f"map(decode_{name}, {decoded})"
         assignment = f"if v.{name}: m.{name}.extend({encoded})"
-        if converter is not None and converter.add is not None:
+        if isinstance(converter, MessageConverter):
             assignment = f"for each in v.{name}: add_{name}(m.{name}, each)"
         return _Column(encoded, f"tuple({decoded})", assignment)
     if converter is not None:
         encoded, decoded = f"encode_{name}({encoded})", f"decode_{name}({decoded})"
     assignment = f"m.{name} = {encoded}" if field.message_type is None else f"m.{name}.CopyFrom({encoded})"
+    if isinstance(converter, MessageConverter):
+        assignment = f"fill_{name}(m.{name}, v.{name})"
     optional = field.containing_oneof is not None
     if optional or converter is not None:
         assignment = f"if v.{name} is not None: {assignment}"
@@ -144,6 +158,8 @@ def _column(field: Any, converter: Converter[Any] | None) -> _Column:
 def _compiled(source: str, converters: dict[str, Converter[Any]], **names: Any) -> dict[str, Any]:
     scope: dict[str, Any] = dict(names)
     for name, each in converters.items():
-        scope |= {f"encode_{name}": each.encode, f"decode_{name}": each.decode, f"add_{name}": each.add}
+        scope |= {f"encode_{name}": each.encode, f"decode_{name}": each.decode}
+        if isinstance(each, MessageConverter):
+            scope |= {f"fill_{name}": each.fill, f"add_{name}": each.add}
     exec(source, scope)  # noqa: S102 - made of field names only, as dataclasses make their methods
     return scope

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from dataclasses import replace
 from typing import Any
 
 from kvasir.core.errors import ProtocolError
@@ -80,4 +81,4 @@ def _decode_request(m: Any) -> EngineRequest:
     return request
 
 
-REQUEST = Converter(_REQUEST.encode, _decode_request)
+REQUEST = replace(_REQUEST, decode=_decode_request)

@@ -125,15 +125,16 @@ def encode_step_batch(batch: StepBatch, target: Any) -> None:
         if d.index:
             m.index = d.index
         if d.logprobs:
-            m.logprobs.extend(map(_POSITION.encode, d.logprobs))
+            for position in d.logprobs:
+                _POSITION.add(m.logprobs, position)
         if _has_end(d):
             _END.fill(m.end, d)
         if _has_parts(d):
             _PARTS.fill(m.parts, d)
     if batch.kv is not None:
-        target.kv.CopyFrom(_KV.encode(batch.kv))
+        _KV.fill(target.kv, batch.kv)
     if batch.load is not None:
-        target.load.CopyFrom(_LOAD.encode(batch.load))
+        _LOAD.fill(target.load, batch.load)
 
 
 def decode_step_batch(m: Any, positions: Sequence[int] | None = None) -> StepBatch:

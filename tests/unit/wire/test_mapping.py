@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,9 +10,10 @@ import pytest
 
 from kvasir.core.errors import ProtocolError
 from kvasir.core.kv import KvBatch
-from kvasir.core.requests import Delta, FinishReason, Usage
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg, Sampling, Usage
 from kvasir.wire.mapping import enum, message, part
-from kvasir.wire.v1 import kv_pb2
+from kvasir.wire.requests import HANDOFF, REQUEST
+from kvasir.wire.v1 import kv_pb2, session_pb2
 from kvasir.wire.v1 import requests_pb2 as pb
 
 
@@ -35,6 +37,25 @@ def test_a_part_is_present_even_if_all_its_fields_are_at_their_defaults() -> Non
     delta = pb.Delta()
     part(Usage, pb.Usage).fill(delta.end.usage, Usage())
     assert delta.end.HasField("usage")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        KvHandoff("lease", 2, 30.0, 4, b"ticket"),
+        KvHandoff("lease", 0, 0.0, 0, b""),
+    ],
+)
+def test_a_message_is_the_same_encoded_filled_in_and_added(value: KvHandoff) -> None:
+    encoded = HANDOFF.encode(value)
+    filled = pb.KvHandoff()
+    HANDOFF.fill(filled, value)
+    assert filled == encoded
+    nested = EngineRequest("r", array("I", [1, 2]), Sampling(), Leg.DECODE, handoff=value)
+    submit = session_pb2.Submit()
+    REQUEST.add(submit.requests, nested)
+    assert submit.requests[0] == REQUEST.encode(nested)
+    assert submit.requests[0].handoff == encoded
 
 
 def test_enum_members_are_matched_by_name() -> None:

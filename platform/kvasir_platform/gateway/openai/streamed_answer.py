@@ -201,6 +201,9 @@ class StreamedAnswer:
         self._held: dict[int, _Held] = {}
         """Held pieces while the client lags."""
         self._held_chars = 0
+        self._open = head.choices
+        self._last = b""
+        """Frames of the last delta, which are sent together with the end."""
         self._progress: list[_Progress | None] = [None] * head.choices
         self._prompts: list[Positions] = [()] * len(head.prompts)
         self._only_text = (
@@ -238,6 +241,7 @@ class StreamedAnswer:
             total = replace(usage, output_tokens=0) if head.prompt_only else usage
             shown = usage_object(total, None if head.parsing is None else sum(known))
             last = b'%b"choices":[],"usage":%b}\n\n%b' % (self._prefix, _encode(shown), last)
+        last = self._last + last
         if not exchange.streaming:
             exchange.begin(b"", timing)
             exchange.end(last)
@@ -248,7 +252,7 @@ class StreamedAnswer:
         """Send the error as an event if the stream has begun, else as an error response."""
         self._let_go()
         if self._exchange.streaming:
-            self._exchange.end(b"data: %b\n\n" % error_body(error), close=True)
+            self._exchange.end(b"%bdata: %b\n\n" % (self._last, error_body(error)), close=True)
         else:
             self._exchange.fail(error_status(error), error, error_headers(error))
 
@@ -266,12 +270,17 @@ class StreamedAnswer:
             delta = without_output(delta)
         if delta.finish is not None:
             at.reasoning_tokens = delta.reasoning_tokens
+            self._open -= 1
         if frames := self._opening(at) + self._chunk(at, delta):
             # Not earlier: the headers are sent with the first frame.
             at.begun = True
             if self._only_text and head.parsing is None:
                 self._begun[index] = self._prefix + self._shape.before(index)
-            self._send(frames)
+            if delta.last and not self._open and self._exchange.streaming:
+                # The end follows in the same turn, and each write is a system call.
+                self._last = frames
+            else:
+                self._send(frames)
 
     def _opening(self, at: _Progress) -> bytes:
         if at.begun:

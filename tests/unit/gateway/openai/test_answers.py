@@ -269,3 +269,29 @@ def test_a_plain_token_of_a_running_stream_is_one_write() -> None:
     for i in range(10):
         answer.delta(0, Delta("r", 1 + i, (2,), " b"))
     assert wire.writes == before + 10
+
+
+def test_the_last_delta_of_an_answer_and_its_end_are_one_write() -> None:
+    wire = RecordingWire()
+    answer = StreamedAnswer(exchange_on(wire), head(parsing=None, choices=2), ChatShape(), lambda: b"")
+    for choice in (0, 1):
+        answer.delta(choice, Delta("r", 0, (1,), "a"))
+    before = wire.writes
+    answer.delta(0, Delta("r0", 1, (2,), "b", finish=FinishReason.STOP, last=True))
+    assert wire.writes == before + 1
+    answer.delta(1, Delta("r1", 1, (2,), "c", finish=FinishReason.STOP, last=True))
+    answer.finish(Usage(), b"")
+    assert wire.writes == before + 2
+    contents = [event["choices"][0]["delta"].get("content") for event in received(wire.sent).events]
+    assert [content for content in contents if content] == ["a", "a", "b", "c"]
+
+
+def test_a_failure_after_the_last_delta_is_sent_behind_it() -> None:
+    wire = RecordingWire()
+    answer = StreamedAnswer(exchange_on(wire), head(parsing=None), ChatShape(), lambda: b"")
+    answer.delta(0, Delta("r", 0, (1,), "a"))
+    answer.delta(0, Delta("r", 1, (2,), "b", finish=FinishReason.STOP, last=True))
+    answer.fail(CapacityError("lost"))
+    events = received(wire.sent).events
+    assert events[-2]["choices"][0]["delta"] == {"content": "b"}
+    assert events[-1]["error"]["code"] == "no_capacity"
