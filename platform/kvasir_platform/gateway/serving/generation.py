@@ -293,6 +293,8 @@ class Generation:
                 self._trace, self._summaries, now_s=self._clock.now(), admitted_s=self._submitted_s
             )
         self._on_end(self)
+        # Legs refer to the call: a cycle would keep the request's body until a collection.
+        self._legs = []
 
 
 def server_timing(summary: RequestSummary, submitted_s: float) -> bytes:
