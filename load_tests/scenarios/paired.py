@@ -2,7 +2,9 @@
 
 Figures of different days or machines do not show whether a change made the path slower. This scenario checks
 out both commits into worktrees, builds their native extensions, and runs their own benchmarks alternately:
-A B A B. Each row is the median at the second commit, with the median at the first as its peer.
+A B A B. For `requests`, which replaces those rows of the gateway benchmark, the routers of both run at the
+same time, and each batch of requests goes to both. Each row is the median at the second commit, with the
+median at the first as its peer; its ratio is the median of the rounds' ratios.
 
     make bench-paired BASE=070af0e                         the base and the last commit of this checkout
     make bench-paired BASE=070af0e ARGS='--rounds 1 --only gateway,edge'
@@ -27,10 +29,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from load_tests.report import Row, median, read, write
+from load_tests.scenarios.gateway.alternating import request_costs
+from load_tests.scenarios.gateway.processes import ProcessError
+from load_tests.scenarios.gateway.systems import packages_of
 from load_tests.vocabulary import large_model
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 3
+REQUEST_ROUNDS = 6
+"""Rounds of `requests` for each round of the others: a batch is shorter than a benchmark."""
+REQUESTS = "requests"
 SCENARIO_S = 900.0
 SCENARIOS: Mapping[str, tuple[str, ...]] = {
     "gateway": ("--quick", "--peers", "none"),
@@ -39,6 +47,7 @@ SCENARIOS: Mapping[str, tuple[str, ...]] = {
     "index": ("--quick", "--no-peer"),
 }
 """Arguments of each benchmark. A quick run prints its rows; the others write a report."""
+NAMES = (REQUESTS, *SCENARIOS)
 _PRINTED = re.compile(r"^(?P<name>[^:]+): (?P<value>[\d.e+-]+) (?P<unit>[^(]*?) *\(target ", re.MULTILINE)
 _LOWER = ("CPU", "ms", "us", "µs", "ns", "MB", "MiB", "B", "s")
 
@@ -60,12 +69,6 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def environment(tree: Path) -> dict[str, str]:
-    """The environment in which `tree`'s packages are imported in place of the installed ones."""
-    folders = (tree / "platform", tree / "router", tree / "workers")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-
-
 @contextlib.contextmanager
 def checked_out(commit: str, folder: Path) -> Iterator[Path]:
     """A worktree of the commit with its native extension built; removed at the end."""
@@ -82,7 +85,7 @@ def _run(command: Sequence[str], tree: Path) -> str:
     done = subprocess.run(
         command,
         cwd=tree,
-        env=environment(tree),
+        env={**os.environ, **packages_of(tree)},
         capture_output=True,
         text=True,
         timeout=SCENARIO_S,
@@ -145,13 +148,30 @@ def rows_of(
 def measure(scenarios: Sequence[str], trees: tuple[Path, Path], rounds: int) -> list[Row]:
     """All rows, `rounds` rounds of the base and the head in turn."""
     found: dict[tuple[str, Path], list[dict[str, Figure]]] = defaultdict(list)
+    replaced: set[str] = set()
+    if REQUESTS in scenarios:
+        with tempfile.TemporaryDirectory(prefix="kvasir-paired-") as folder:
+            costs = request_costs(trees, Path(folder), REQUEST_ROUNDS * rounds)
+        for tree, each_round in costs.items():
+            replaced.update(*each_round)
+            found[REQUESTS, tree] = [
+                {name: Figure(value, "CPU s/1k", "lower") for name, value in row.items()}
+                for row in each_round
+            ]
     for number in range(rounds):
-        for scenario in scenarios:
-            for tree in trees:
+        for scenario in SCENARIOS:
+            for tree in trees if scenario in scenarios else ():
                 sys.stderr.write(f"round {number + 1}: {scenario} at {tree.name}\n")
-                found[scenario, tree].append(figures(scenario, tree))
+                found[scenario, tree].append(
+                    {name: each for name, each in figures(scenario, tree).items() if name not in replaced}
+                )
     base, head = trees
-    return [row for each in scenarios for row in rows_of(each, found[each, base], found[each, head])]
+    return [
+        row
+        for each in NAMES
+        if each in scenarios
+        for row in rows_of(each, found[each, base], found[each, head])
+    ]
 
 
 def main() -> None:
@@ -162,12 +182,12 @@ def main() -> None:
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("--head", default="HEAD", help="the commit that is compared (the last one)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"runs of each commit ({ROUNDS})")
-    parser.add_argument("--only", default=",".join(SCENARIOS), help="some of " + ",".join(SCENARIOS))
+    parser.add_argument("--only", default=",".join(NAMES), help="some of " + ",".join(NAMES))
     parser.add_argument("--no-report", action="store_true", help="print, and write no report")
     args = parser.parse_args()
     scenarios = args.only.split(",")
-    if unknown := [each for each in scenarios if each not in SCENARIOS]:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    if unknown := [each for each in scenarios if each not in NAMES]:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     try:
         base, head = (_git("rev-parse", "--short", f"{each}^{{commit}}") for each in (args.base, args.head))
     except subprocess.CalledProcessError as error:
@@ -176,7 +196,7 @@ def main() -> None:
         trees = [stack.enter_context(checked_out(each, Path(folder) / each)) for each in (base, head)]
         try:
             rows = measure(scenarios, (trees[0], trees[1]), args.rounds)
-        except BenchmarkError as error:
+        except (BenchmarkError, ProcessError) as error:
             sys.exit(str(error))
     if args.no_report:
         for row in rows:

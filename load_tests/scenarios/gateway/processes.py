@@ -35,13 +35,14 @@ class Child:
         env: Mapping[str, str] | None = None,
         *,
         talks: bool = True,
+        tree: Path = ROOT,
     ) -> None:
         self.name = name
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 argv,
-                cwd=ROOT,
+                cwd=tree,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if talks else log,
                 stderr=log,

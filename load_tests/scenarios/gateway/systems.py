@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -67,6 +68,11 @@ def spec(source: Path, folder: Path, *, apart: bool) -> dict[str, Any]:
     }
 
 
+def packages_of(tree: Path) -> dict[str, str]:
+    """The variables with which `tree`'s packages are imported in place of the installed ones."""
+    return {"PYTHONPATH": os.pathsep.join(str(tree / each) for each in ("platform", "router", "workers"))}
+
+
 class Stand:
     """Starts systems, and stops them when the context ends."""
 
@@ -84,10 +90,16 @@ class Stand:
         self._stack.close()
 
     def child(
-        self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None, *, talks: bool = True
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        talks: bool = True,
+        tree: Path = ROOT,
     ) -> Child:
-        """Start a process."""
-        child = Child(name, argv, self._folder, env, talks=talks)
+        """Start a process in the checkout `tree`."""
+        child = Child(name, argv, self._folder, env, talks=talks, tree=tree)
         self._stack.callback(child.stop)
         return child
 
@@ -100,9 +112,15 @@ class Stand:
         child, addresses = self._http_workers()
         return System("direct", addresses[0], child, "")
 
-    def kvasir(self, *, apart: bool = False, fast_path: bool = True) -> System:
-        """The router process as `make up` starts it, with static discovery."""
+    def kvasir(self, *, apart: bool = False, fast_path: bool = True, tree: Path | None = None) -> System:
+        """The router process as `make up` starts it, with static discovery; with `tree` that of another
+        checkout, whose native extension is built."""
         name = "kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path"
+        env = {}
+        if tree is not None:
+            name += f"-{tree.name}"
+            env = packages_of(tree)
+        tree = tree or ROOT
         folder = self._folder / name
         folder.mkdir()
         key = new_key()
@@ -113,13 +131,13 @@ class Stand:
         endpoints = []
         for pool in deployment["pools"]:
             argv = [sys.executable, "-m", f"{_MODULE}.kvasir_workers", str(file), pool["name"]]
-            workers = self.child(f"{name}-{pool['name']}", [*argv, str(pool["replicas"])])
+            workers = self.child(f"{name}-{pool['name']}", [*argv, str(pool["replicas"])], env, tree=tree)
             said = workers.hear(_START_S)
             endpoints += [f"{pool['name']}={address}" for address in said["addresses"]]
         deployment["discovery"] = {"kind": "static", "endpoints": endpoints}
         file.write_text(json.dumps(deployment))
         argv = [sys.executable, "-m", "kvasir_platform.apps.router_app", "--deployment", str(file)]
-        router = self.child(name, argv if fast_path else [*argv, "--no-fast-path"])
+        router = self.child(name, argv if fast_path else [*argv, "--no-fast-path"], env, tree=tree)
         address = router.hear(_START_S)["address"]
         return System(name, address, router, "", key, None if apart else workers, only_chunks=not fast_path)
 
