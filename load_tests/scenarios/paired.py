@@ -154,25 +154,22 @@ def measure(scenarios: Sequence[str], trees: tuple[Path, Path], rounds: int) -> 
             costs = request_costs(trees, Path(folder), REQUEST_ROUNDS * rounds)
         for tree, each_round in costs.items():
             replaced.update(*each_round)
-            found[REQUESTS, tree] = [
-                {name: Figure(value, "CPU s/1k", "lower") for name, value in row.items()}
-                for row in each_round
-            ]
+            for row in each_round:
+                found[REQUESTS, tree].append(
+                    {name: Figure(value, "CPU s/1k", "lower") for name, value in row.items()}
+                )
+    alone = [each for each in SCENARIOS if each in scenarios]
     for number in range(rounds):
-        for scenario in SCENARIOS:
-            for tree in trees if scenario in scenarios else ():
+        for scenario in alone:
+            for tree in trees:
                 sys.stderr.write(f"round {number + 1}: {scenario} at {tree.name}\n")
                 measured = figures(scenario, tree)
                 if scenario == "gateway":
                     measured = {name: each for name, each in measured.items() if name not in replaced}
                 found[scenario, tree].append(measured)
     base, head = trees
-    return [
-        row
-        for each in NAMES
-        if each in scenarios
-        for row in rows_of(each, found[each, base], found[each, head])
-    ]
+    ordered = [each for each in NAMES if each in scenarios]
+    return [row for each in ordered for row in rows_of(each, found[each, base], found[each, head])]
 
 
 def main() -> None:

@@ -112,15 +112,13 @@ class Stand:
         child, addresses = self._http_workers()
         return System("direct", addresses[0], child, "")
 
-    def kvasir(self, *, apart: bool = False, fast_path: bool = True, tree: Path | None = None) -> System:
-        """The router process as `make up` starts it, with static discovery; with `tree` that of another
-        checkout, whose native extension is built."""
+    def kvasir(self, *, apart: bool = False, fast_path: bool = True, tree: Path = ROOT) -> System:
+        """The router process as `make up` starts it, with static discovery, of the checkout `tree`, whose
+        native extension is built."""
         name = "kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path"
-        env = {}
-        if tree is not None:
+        if tree != ROOT:
             name += f"-{tree.name}"
-            env = packages_of(tree)
-        tree = tree or ROOT
+        env = packages_of(tree)
         folder = self._folder / name
         folder.mkdir()
         key = new_key()

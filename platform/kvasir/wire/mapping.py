@@ -143,9 +143,12 @@ def _column(field: Any, converter: Converter[Any] | None) -> _Column:
         return _Column(encoded, f"tuple({decoded})", assignment)
     if converter is not None:
         encoded, decoded = f"encode_{name}({encoded})", f"decode_{name}({decoded})"
-    assignment = f"m.{name} = {encoded}" if field.message_type is None else f"m.{name}.CopyFrom({encoded})"
     if isinstance(converter, MessageConverter):
         assignment = f"fill_{name}(m.{name}, v.{name})"
+    elif field.message_type is None:
+        assignment = f"m.{name} = {encoded}"
+    else:
+        assignment = f"m.{name}.CopyFrom({encoded})"
     optional = field.containing_oneof is not None
     if optional or converter is not None:
         assignment = f"if v.{name} is not None: {assignment}"

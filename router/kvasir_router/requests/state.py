@@ -174,14 +174,7 @@ class RequestState:
         if self.prefill_usage is None:
             return usage
         known = self.prefill_usage
-        return Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=known.cached_tokens,
-            transferred_tokens=usage.transferred_tokens,
-            transferred_bytes=usage.transferred_bytes,
-            output_tokens=usage.output_tokens,
-            tier_tokens=known.tier_tokens,
-        )
+        return replace(usage, cached_tokens=known.cached_tokens, tier_tokens=known.tier_tokens)
 
     def counted_first(self, delta: Delta) -> Delta:
         """The first tokens of the running leg, with what is known of the prompt's prefix hit: a client that

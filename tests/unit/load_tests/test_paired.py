@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
-from load_tests.scenarios.paired import Figure, printed, rows_of
+from load_tests.scenarios import paired
+from load_tests.scenarios.paired import Figure, measure, printed, rows_of
 
 QUICK = """\
 request, 100 B: 0.4812 CPU s/1k (target 0.2, peer None) 32 connections
@@ -34,3 +38,27 @@ def test_a_row_that_only_one_commit_has_is_left_out() -> None:
     base = [{"old": Figure(1.0, "ms", "lower"), "rest": Figure(0.0, "figures", "higher")}]
     head = [{"new": Figure(1.0, "ms", "lower"), "rest": Figure(0.0, "figures", "higher")}]
     assert rows_of("edge", base, head) == []
+
+
+def test_requests_measured_in_turn_replace_those_rows_of_the_gateway_benchmark_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trees = (Path("base"), Path("head"))
+    name = "request, 100 B"
+
+    def costs(of: Sequence[Path], folder: Path, rounds: int) -> dict[Path, list[dict[str, float]]]:
+        return {tree: [{name: 2.0 if tree == trees[0] else 1.0}] * rounds for tree in of}
+
+    def figures(scenario: str, tree: Path) -> dict[str, Figure]:
+        return {each: Figure(3.0, "CPU ms", "lower") for each in (name, f"chunk of {scenario}")}
+
+    monkeypatch.setattr(paired, "request_costs", costs)
+    monkeypatch.setattr(paired, "figures", figures)
+    rows = measure(["edge", "gateway", "requests"], trees, 1)
+    assert [row.name for row in rows] == [
+        f"requests: {name}",
+        "gateway: chunk of gateway",
+        f"edge: {name}",
+        "edge: chunk of edge",
+    ]
+    assert (rows[0].peer, rows[0].value, rows[0].ratio) == (2.0, 1.0, 0.5)
