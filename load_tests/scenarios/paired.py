@@ -2,8 +2,8 @@
 
 Figures of different days or machines do not show whether a change made the path slower. This scenario checks
 out both commits into worktrees, builds their native extensions, and runs their own benchmarks alternately:
-A B A B. For `requests`, which replaces those rows of the gateway benchmark, the routers of both run at the
-same time, and each batch of requests goes to both. Each row is the median at the second commit, with the
+A B A B. For `routers`, which replaces those rows of the gateway benchmark, the routers of both run at the
+same time, and each measurement is made of both in turn. Each row is the median at the second commit, with the
 median at the first as its peer; its ratio is the median of the rounds' ratios.
 
     make bench-paired BASE=070af0e                         the base and the last commit of this checkout
@@ -29,16 +29,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from load_tests.report import Row, median, read, write
-from load_tests.scenarios.gateway.alternating import request_costs
+from load_tests.scenarios.gateway.alternating import path_costs, unit_of
 from load_tests.scenarios.gateway.processes import ProcessError
 from load_tests.scenarios.gateway.systems import packages_of
 from load_tests.vocabulary import large_model
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 3
-REQUEST_ROUNDS = 6
-"""Rounds of `requests` for each round of the others: a batch is shorter than a benchmark."""
-REQUESTS = "requests"
+ROUNDS = 2
+ROUTERS = "routers"
+MORE_ROUNDS: Mapping[str, int] = {ROUTERS: 4, "edge": 3, "tokenizing": 2, "index": 2}
+"""Rounds for each round of the others: of the shorter, noisier measurements."""
 SCENARIO_S = 900.0
 SCENARIOS: Mapping[str, tuple[str, ...]] = {
     "gateway": ("--quick", "--peers", "none"),
@@ -47,7 +47,7 @@ SCENARIOS: Mapping[str, tuple[str, ...]] = {
     "index": ("--quick", "--no-peer"),
 }
 """Arguments of each benchmark. A quick run prints its rows; the others write a report."""
-NAMES = (REQUESTS, *SCENARIOS)
+NAMES = (ROUTERS, *SCENARIOS)
 _PRINTED = re.compile(r"^(?P<name>[^:]+): (?P<value>[\d.e+-]+) (?P<unit>[^(]*?) *\(target ", re.MULTILINE)
 _LOWER = ("CPU", "ms", "us", "µs", "ns", "MB", "MiB", "B", "s")
 
@@ -149,18 +149,18 @@ def measure(scenarios: Sequence[str], trees: tuple[Path, Path], rounds: int) -> 
     """All rows, `rounds` rounds of the base and the head in turn."""
     found: dict[tuple[str, Path], list[dict[str, Figure]]] = defaultdict(list)
     replaced: set[str] = set()
-    if REQUESTS in scenarios:
+    if ROUTERS in scenarios:
         with tempfile.TemporaryDirectory(prefix="kvasir-paired-") as folder:
-            costs = request_costs(trees, Path(folder), REQUEST_ROUNDS * rounds)
+            costs = path_costs(trees, Path(folder), MORE_ROUNDS[ROUTERS] * rounds)
         for tree, each_round in costs.items():
             replaced.update(*each_round)
             for row in each_round:
-                found[REQUESTS, tree].append(
-                    {name: Figure(value, "CPU s/1k", "lower") for name, value in row.items()}
+                found[ROUTERS, tree].append(
+                    {name: Figure(value, unit_of(name), "lower") for name, value in row.items()}
                 )
     alone = [each for each in SCENARIOS if each in scenarios]
     for number in range(rounds):
-        for scenario in alone:
+        for scenario in [each for each in alone for _ in range(MORE_ROUNDS.get(each, 1))]:
             for tree in trees:
                 sys.stderr.write(f"round {number + 1}: {scenario} at {tree.name}\n")
                 measured = figures(scenario, tree)

@@ -74,14 +74,19 @@ def one_round(client: Child, systems: Sequence[System], samples: Samples, scale:
         for system in requested:
             samples.add(system.name, size.name, client.ask(system.order("requests", size=size.name)))
     for system in requested:
-        count = max(10, round(TTFT_REQUESTS * scale))
-        samples.add(system.name, "ttft", client.ask(system.order("ttft", count=count)))
+        ttft(client, system, samples, scale)
     for system in systems:
         if system.workers is None:
             samples.add(system.name, chunk_name(0), _chunks(client, system, 0, scale))
             continue
         for deltas in DELTAS_A_MESSAGE:
             samples.add(system.name, chunk_name(deltas), _chunks(client, system, deltas, scale))
+
+
+def ttft(client: Child, system: System, samples: Samples, scale: float) -> None:
+    """Single requests one after another, until their first token and their end."""
+    count = max(10, round(TTFT_REQUESTS * scale))
+    samples.add(system.name, "ttft", client.ask(system.order("ttft", count=count)))
 
 
 def _chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:

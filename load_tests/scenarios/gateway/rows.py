@@ -85,6 +85,11 @@ def chunk_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
     return rows
 
 
+def chunk_title(deltas: int) -> str:
+    """The row of a token with that many deltas per message; 0 for systems without messages."""
+    return f"chunk, {deltas} deltas a message" if deltas else "chunk"
+
+
 def _chunk_row(samples: Samples, name: str, deltas: int, best: tuple[str, float] | None) -> list[Row]:
     what = chunk_name(deltas)
     found = samples.of(name, what)
@@ -101,7 +106,7 @@ def _chunk_row(samples: Samples, name: str, deltas: int, best: tuple[str, float]
         note += f", {statistics.median(each['deltas_a_message'] for each in found):.1f} deltas a message"
     if best:
         note += f"; peer: {best[0]}"
-    title = f"chunk, {deltas} deltas a message" if deltas else "chunk"
+    title = chunk_title(deltas)
     return [
         Row(
             title if name == KVASIR else f"{title}, {name}",

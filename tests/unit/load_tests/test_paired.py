@@ -40,7 +40,7 @@ def test_a_row_that_only_one_commit_has_is_left_out() -> None:
     assert rows_of("edge", base, head) == []
 
 
-def test_requests_measured_in_turn_replace_those_rows_of_the_gateway_benchmark_alone(
+def test_what_is_measured_in_turn_replaces_those_rows_of_the_gateway_benchmark_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trees = (Path("base"), Path("head"))
@@ -52,13 +52,14 @@ def test_requests_measured_in_turn_replace_those_rows_of_the_gateway_benchmark_a
     def figures(scenario: str, tree: Path) -> dict[str, Figure]:
         return {each: Figure(3.0, "CPU ms", "lower") for each in (name, f"chunk of {scenario}")}
 
-    monkeypatch.setattr(paired, "request_costs", costs)
+    monkeypatch.setattr(paired, "path_costs", costs)
     monkeypatch.setattr(paired, "figures", figures)
-    rows = measure(["edge", "gateway", "requests"], trees, 1)
+    rows = measure(["edge", "gateway", "routers"], trees, 1)
     assert [row.name for row in rows] == [
-        f"requests: {name}",
+        f"routers: {name}",
         "gateway: chunk of gateway",
         f"edge: {name}",
         "edge: chunk of edge",
     ]
+    assert rows[0].unit == "CPU s/1k"
     assert (rows[0].peer, rows[0].value, rows[0].ratio) == (2.0, 1.0, 0.5)
