@@ -96,6 +96,14 @@ def _streams(port: int, count: int) -> None:
                 left -= 1
 
 
+def answer_at_once(router: ScriptedRouter, stream: ScriptedStream) -> None:
+    """One token and the end. The router forgets an ended request, as the real one does: the memory of
+    kept requests would be returned to the system after each batch and cost page faults in the next."""
+    stream.emit("Hello", finish=FinishReason.STOP)
+    stream.finish()
+    router.streams.clear()
+
+
 class Bench:
     """The gateway with its client process."""
 
@@ -110,19 +118,12 @@ class Bench:
 
     async def request_ms(self, prompt_bytes: int, count: int) -> float:
         """CPU milliseconds of one request with an answer of one token."""
-        self._router.script = self._answer_at_once
+        self._router.script = partial(answer_at_once, self._router)
         request = body(prompt_bytes, stream=False)
         await self.ask("requests", request, max(10, count // 10))
         began = time.process_time()
         await self.ask("requests", request, count)
         return (time.process_time() - began) / count * 1e3
-
-    def _answer_at_once(self, stream: ScriptedStream) -> None:
-        """One token and the end. The router forgets an ended request, as the real one does: the memory of
-        kept requests would be returned to the system after each batch and cost page faults in the next."""
-        stream.emit("Hello", finish=FinishReason.STOP)
-        stream.finish()
-        self._router.streams.clear()
 
     async def chunk_us(self, per_step: int) -> float:
         """CPU microseconds of one chunk when a step brings `per_step` deltas of as many streams."""

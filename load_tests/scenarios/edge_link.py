@@ -59,13 +59,12 @@ class Bench:
 
     async def request_us(self) -> dict[str, float]:
         """CPU microseconds of one small request with an answer of one token, by process."""
-        self._router.script = answer_at_once
+        self._router.script = partial(answer_at_once, self._router)
         request = body(100, stream=False)
         await self.ask("requests", request, REQUESTS // 10)
         before = self._spent()
         await self.ask("requests", request, REQUESTS)
         after = self._spent()
-        self._router.streams.clear()
         return {name: (after[name] - before[name]) / REQUESTS * 1e6 for name in after}
 
     async def chunk_us(self, per_step: int) -> dict[str, float]:
