@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.kit.model_folder import write_safetensors
 
 from kvasir.config.load.loader import load
 from kvasir.config.spec.deployment import Deployment
@@ -283,36 +283,36 @@ def test_this_machine_can_be_measured() -> None:
     assert machine.model.missing == ()
 
 
-def safetensors(path: Path, dtype: str = "BF16") -> None:
-    header = json.dumps({"w": {"dtype": dtype, "shape": [2], "data_offsets": [0, 4]}}).encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
-
-
 def test_a_complete_model_folder_is_measured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 77, "torch_dtype": "float16"}')
     (tmp_path / "tokenizer.json").write_text("{}")
-    safetensors(tmp_path / "model.safetensors", "F32")
+    write_safetensors(tmp_path / "model.safetensors", {"w": ("F32", (3,))})
     found = probe_model(str(tmp_path), "main")
     assert (found.weight_dtype, found.max_positions, found.missing) == ("float32", 77, ())
-    assert found.weight_bytes == (tmp_path / "model.safetensors").stat().st_size
+    assert found.weight_bytes == 12
 
 
-def test_missing_files_of_a_model_are_named(tmp_path: Path) -> None:
+def test_a_folder_without_weights_or_tokenizer_says_both(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert probe_model(str(tmp_path), "main").missing == ("model.safetensors", "tokenizer.json")
-    safetensors(tmp_path / "model-1.safetensors")
-    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert probe_model(str(tmp_path), "main").missing == ("model-2.safetensors", "tokenizer.json")
+    machine = replace(SOUND, model=probe_model(str(tmp_path), "main"))
+    messages = [finding.message for finding in troubles(machine)]
+    assert messages == [f"{tmp_path} lacks tokenizer.json", f"{tmp_path} has no safetensors files"]
+
+
+def test_a_routers_pod_needs_a_tokenizer_and_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    machine = replace(SOUND, model=probe_model(str(tmp_path), "main"))
+    messages = [finding.message for finding in troubles(machine, "discovery.kind=kubernetes")]
+    assert f"{tmp_path} lacks tokenizer.json" in messages
+    assert not any("safetensors" in message for message in messages)
 
 
 def test_a_truncated_weight_file_and_broken_json_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 10_000) + b"{")
-    assert "not a whole safetensors file" in probe_model(str(tmp_path), "main").problem
-    safetensors(tmp_path / "model.safetensors")
+    assert "model.safetensors is truncated" in probe_model(str(tmp_path), "main").weights_problem
     (tmp_path / "config.json").write_text("{nope")
-    assert str(tmp_path) in probe_model(str(tmp_path), "main").problem
+    assert f"{tmp_path}/config.json: not valid JSON" in probe_model(str(tmp_path), "main").problem
 
 
 def test_an_absent_model_folder_says_what_was_looked_for() -> None:

@@ -210,10 +210,10 @@ async def test_a_pod_of_the_router_is_not_asked_for_what_engines_need(pod: Route
         shm_free=None,
         shm_writable=False,
         open_files=20_000,
-        model=ModelProbe(folder="/m", missing=("model.safetensors",)),
+        model=ModelProbe(folder="/m", weights_problem="/m has no safetensors files"),
         kubernetes=await pod.probe(),
     )
     assert {finding.level for finding in examine(pod.deployment, bare)} == {"ok"}
-    without = replace(bare, model=ModelProbe(folder="/m", missing=("model.safetensors", "tokenizer.json")))
+    without = replace(bare, model=replace(bare.model, missing=("tokenizer.json",)))
     (trouble,) = [finding for finding in examine(pod.deployment, without) if finding.level != "ok"]
     assert trouble.message == "/m lacks tokenizer.json"

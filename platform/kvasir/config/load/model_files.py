@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir.checkpoint.model_config import read_model_config
 from kvasir.core.errors import ConfigError
 
 SHIPPED_MODEL = "kvasir-tiny"
@@ -92,11 +93,7 @@ def matryoshka(folder: Path, trained: bool | None = None) -> Matryoshka | None:
     config.json, read like vLLM does, unless `trained` overrides it. Raises ConfigError for invalid JSON."""
     if trained is False:
         return None
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    config = read_model_config(folder).raw
     dimensions = config.get("matryoshka_dimensions") or ()
     if trained or dimensions or config.get("is_matryoshka"):
         return Matryoshka(tuple(map(int, dimensions)))

@@ -140,15 +140,21 @@ def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
     if model.problem:
         yield Finding("model", "error", model.problem, "correct model.source")
         return
-    # A router needs no weights.
-    routes = deployment.discovery.kind == "kubernetes"
-    if missing := [name for name in model.missing if not routes or name == "tokenizer.json"]:
+    if model.missing:
         yield Finding(
             "model",
             "error",
-            f"{model.folder} lacks {', '.join(missing)}",
-            "complete the folder, or save the model again with safetensors and a fast tokenizer",
+            f"{model.folder} lacks {', '.join(model.missing)}",
+            "complete the folder, or save the model again with a fast tokenizer",
         )
+    # A router needs no weights.
+    if model.weights_problem and deployment.discovery.kind != "kubernetes":
+        remedy = (
+            "complete the folder, for instance by another download, or save the model again as safetensors"
+        )
+        yield Finding("model", "error", model.weights_problem, remedy)
+        return
+    if model.missing:
         return
     limit, wanted = model.max_positions, deployment.model.max_model_len
     if limit is not None and wanted > limit:

@@ -11,12 +11,14 @@ from kvasir_platform.cluster.preflight.tiers import TierProbe
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """The files in the model's folder. `problem` is why they cannot be used ("" if they can); `to_download`
-    means that a start has to download them first. `weight_bytes` is the size of all safetensors files,
-    `weight_dtype` the dtype of the checkpoint; `missing` names absent files."""
+    """The files in the model's folder. `problem` is why they cannot be used ("" if they can), and
+    `weights_problem` why the weights cannot; `to_download` means that a start has to download them first.
+    `weight_bytes` is the size of all tensors, `weight_dtype` the dtype of the checkpoint; `missing` names
+    absent files."""
 
     folder: str = ""
     problem: str = ""
+    weights_problem: str = ""
     to_download: bool = False
     offline: bool = False
     weight_bytes: int = 0

