@@ -60,11 +60,12 @@ def median(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return statistics.median(samples), (min(samples), max(samples))
 
 
-def write(name: str, command: str, rows: Sequence[Row]) -> Path:
-    """Write NAME.json and NAME.md; return the path of the JSON."""
+def write(name: str, command: str, rows: Sequence[Row], commit: str = "") -> Path:
+    """Write NAME.json and NAME.md; return the path of the JSON. `commit` is what was measured, by default the
+    checkout as it is."""
     report = {
         "command": command,
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "machine": machine(),
         "rows": [asdict(row) | {"met": row.met} for row in rows],
     }

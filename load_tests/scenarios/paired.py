@@ -201,7 +201,7 @@ def main() -> None:
             compared = f"{row.value:.4g} {row.unit}, base {row.peer:.4g}, ratio {row.ratio:.3f}"
             print(f"{row.name}: {compared}; {row.note}")
         return
-    report = write("paired", f"make bench-paired BASE={base}", rows)
+    report = write("paired", f"make bench-paired BASE={base}", rows, head)
     print(report.with_suffix(".md").read_text())
 
 
