@@ -89,6 +89,13 @@ def test_a_pull_covers_what_is_needed_before_the_last_token_and_missing_here(
         assert order.first_block == missing.start
 
 
+def test_a_pull_leaves_out_what_a_sliding_window_has_left_behind(side: HandoffScheduler) -> None:
+    request = Request("r", 100, {"pull": PULL})
+    side.allocated(request, [0, 0, 7, 8], 99)
+    (order,) = orders(side).pulls
+    assert (order.first_block, order.targets) == (2, (7, 8))
+
+
 def test_a_request_pulls_once_though_it_is_computed_again(side: HandoffScheduler) -> None:
     request = Request("r", 100, {"pull": PULL})
     side.allocated(request, [1, 2, 3, 4], 99)

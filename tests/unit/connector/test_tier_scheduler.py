@@ -103,6 +103,7 @@ class Engine:
     write_back: Literal["prompts", "all"] = "all"
     time: float = 0.0
     on_device: set[bytes] = field(default_factory=set)
+    window: int | None = None
 
     def __post_init__(self) -> None:
         self.store = TierStore(
@@ -119,13 +120,15 @@ class Engine:
             model="m",
             block_size=SIZE,
             ranks=RANKS,
+            window=self.window,
             on_device=self.on_device.__contains__,
             now=lambda: self.time,
         )
         self.copiers = [DictCopier() for _ in range(RANKS)]
         self.naps: list[float] = []
         self.workers = [TierWorker(lambda _, c=each: c, pause=self.naps.append) for each in self.copiers]  # type: ignore[misc]
-        self._block = 0
+        # vLLM's block 0 stands for no block.
+        self._block = 1
 
     def take_blocks(self, count: int) -> list[int]:
         """Blocks of the device that nobody has had."""
@@ -187,8 +190,10 @@ Make = Callable[..., Engine]
 def make() -> Iterator[Make]:
     made: list[Engine] = []
 
-    def build(slots: int = 32, write_back: Literal["prompts", "all"] = "all") -> Engine:
-        made.append(Engine(slots, write_back))
+    def build(
+        slots: int = 32, write_back: Literal["prompts", "all"] = "all", window: int | None = None
+    ) -> Engine:
+        made.append(Engine(slots, write_back, window=window))
         return made[-1]
 
     yield build
@@ -426,6 +431,31 @@ def test_what_the_arena_lost_of_a_preempted_request_is_saved_before_it_is_overwr
     found, there = engine.admit(request)
     assert found == 16
     assert [engine.copiers[0].blocks[b] for b in there[:4]] == request.block_hashes[:4]
+
+
+def test_what_a_window_has_left_behind_is_not_loaded(make: Make) -> None:
+    engine = make(window=6)
+    engine.serve(Request("first", prompt(17)))
+    again = Request("again", prompt(17))
+    engine.side.arrived(again)
+    assert engine.side.matched_tokens(again, 0) == 16
+    blocks = [0, 0, *engine.take_blocks(3)]
+    assert engine.side.allocated(again, blocks, 16)
+    engine.step()
+    assert [engine.copiers[0].blocks.get(b) for b in blocks[2:4]] == again.block_hashes[2:4]
+    assert 0 not in engine.copiers[0].blocks
+
+
+def test_blocks_that_a_window_may_have_freed_are_not_saved_at_a_preemption(make: Make) -> None:
+    engine = make(slots=5, window=14)
+    request, blocks = running(engine)
+    engine.serve(Request("other", prompt(21, first=100)))
+    # Another request has got the block that the window left behind.
+    for copier in engine.copiers:
+        copier.blocks[blocks[0]] = b"another's"
+    preempt(engine, request, blocks)
+    assert engine.admit(request)[0] == 0
+    assert all(b"another's" not in copier.slots.values() for copier in engine.copiers)
 
 
 def test_a_preempted_request_without_room_in_the_arena_is_computed_again(make: Make) -> None:

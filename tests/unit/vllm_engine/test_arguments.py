@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
+from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.support import Platform, unsupported_features
 from kvasir.config.spec.deployment import (
     Deployment,
@@ -243,3 +244,22 @@ def test_pools_that_generate_take_output_apart_in_one_way() -> None:
     assert unsupported_features(deployment(None, "hermes", "hermes"), platform="cpu") == []
     (reason,) = unsupported_features(deployment(None, "hermes", None), platform="cpu")
     assert reason.startswith("pools.third.engine.tool_parser: none, and pool second of the same model")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "movement", "disabled"),
+    [
+        (Deployment(), KvMovement(layers=6, widened=5, window=512), True),
+        (one_pool(tiers=TIERS), KvMovement(layers=6, widened=5, window=512), True),
+        (Deployment(), KvMovement(layers=6), None),
+        (one_pool(), None, None),
+    ],
+    ids=["handed over", "in tiers", "of one kind", "not moved"],
+)
+def test_layers_with_windows_keep_every_token_only_where_kv_is_moved(
+    deployment: Deployment, movement: KvMovement | None, disabled: bool | None
+) -> None:
+    made = engine_arguments(
+        deployment, deployment.pools[0], model_path="/m", platform="cpu", movement=movement
+    )
+    assert made.get("disable_hybrid_kv_cache_manager") is disabled

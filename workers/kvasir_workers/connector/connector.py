@@ -35,13 +35,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
 from kvasir.core.errors import ConfigError
 from kvasir_workers.connector.adapters import make_transfer
 from kvasir_workers.connector.handoff.scheduler import HandoffScheduler
 from kvasir_workers.connector.handoff.worker import HandoffWorker
+from kvasir_workers.connector.kv_group import only_group
 from kvasir_workers.connector.kv_memory import layout_of, regions_of
 from kvasir_workers.connector.messages import (
     KvasirTierChanged,
@@ -77,7 +77,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._spec = _only_group(kv_cache_config)
+        self._group = only_group(kv_cache_config)
         self._blocks = kv_cache_config.num_blocks
         self._ranks: int = vllm_config.parallel_config.tensor_parallel_size
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
@@ -96,7 +96,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._tier_worker: TierWorker | None = None
         if role is KVConnectorRole.SCHEDULER and self._settings.transfer:
             self._scheduler = HandoffScheduler(
-                self._spec.block_size, self._settings.lease_s, overlap=self._settings.overlap
+                self._group.block_size, self._settings.lease_s, overlap=self._settings.overlap
             )
 
     @property
@@ -109,7 +109,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Called once, after vLLM allocated its KV cache."""
         regions = regions_of(kv_caches, self._blocks)
-        layout = layout_of(kv_caches, regions, self._spec, self._ranks)
+        layout = layout_of(kv_caches, regions, self._group, self._ranks)
         rank, endpoint = get_tensor_model_parallel_rank(), ""
         if self._settings.transfer:
             settings = self._settings
@@ -209,7 +209,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             from kvasir_workers.connector.tiers.setup import make_tier_scheduler
 
             self._tiers = make_tier_scheduler(
-                self._settings, self._vllm_config, ordered[0].layout, on_device=self._on_device
+                self._settings,
+                self._vllm_config,
+                ordered[0].layout,
+                window=self._group.window,
+                on_device=self._on_device,
             )
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
@@ -323,13 +327,3 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _on_device(self, key: bytes) -> bool:
         return self._pool is not None and self._pool.get_cached_block(key, [0]) is not None
-
-
-def _only_group(kv_cache_config: KVCacheConfig) -> Any:
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
-        kinds = ", ".join(type(spec).__name__ for spec in specs) or "none"
-        raise ConfigError(
-            f"KV transfer and tiers support only full-attention models; this model's KV groups are: {kinds}"
-        )
-    return specs[0]

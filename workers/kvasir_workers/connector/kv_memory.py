@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import HEAD_MAJOR, KvLayout
@@ -11,6 +11,8 @@ from kvasir.ports.transfer import KvRegion
 
 if TYPE_CHECKING:
     import torch
+
+    from kvasir_workers.connector.kv_group import KvGroup
 
 
 def regions_of(kv_caches: Mapping[str, torch.Tensor], blocks: int) -> tuple[KvRegion, ...]:
@@ -33,17 +35,17 @@ def regions_of(kv_caches: Mapping[str, torch.Tensor], blocks: int) -> tuple[KvRe
 
 
 def layout_of(
-    kv_caches: Mapping[str, torch.Tensor], regions: tuple[KvRegion, ...], spec: Any, ranks: int
+    kv_caches: Mapping[str, torch.Tensor], regions: tuple[KvRegion, ...], group: KvGroup, ranks: int
 ) -> KvLayout:
-    """Return the layout of the KV cache. `spec` is vLLM's KVCacheSpec of the only group."""
+    """Return the layout of the KV cache."""
     sample = next(iter(kv_caches.values()))
     return KvLayout(
-        block_size=spec.block_size,
+        block_size=group.block_size,
         dtype=str(sample.dtype).removeprefix("torch."),
         layout=memory_order(sample),
         layers=len(regions),
-        kv_heads=spec.num_kv_heads,
-        head_size=spec.head_size,
+        kv_heads=group.kv_heads,
+        head_size=group.head_size,
         bytes_per_block=sum(region.block_bytes for region in regions),
         tensor_parallel_size=ranks,
     )

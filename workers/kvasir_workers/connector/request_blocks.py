@@ -7,11 +7,20 @@ copy-on-write could invalidate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+
+
+_ABSENT = 0
+"""The id that vLLM's block tables have in place of a block before a sliding window."""
+
+
+def absent_blocks(block_ids: Sequence[int]) -> int:
+    """Return how many of these blocks, all of them first, a sliding window has left behind."""
+    return next((at for at, block in enumerate(block_ids) if block != _ABSENT), len(block_ids))
 
 
 class RequestProgress(NamedTuple):

@@ -31,7 +31,7 @@ from kvasir_workers.connector.orders import (
     StepOrders,
     StepReport,
 )
-from kvasir_workers.connector.request_blocks import RequestProgress
+from kvasir_workers.connector.request_blocks import RequestProgress, absent_blocks
 from kvasir_workers.transfer.common.ticket import Ticket, encode
 
 _log = logging.getLogger(__name__)
@@ -129,6 +129,7 @@ class HandoffScheduler:
             return
         end = _blocks(request.num_prompt_tokens - 1, self._block_size)
         first = (request.num_prompt_tokens - 1 - load_tokens) // self._block_size
+        first += absent_blocks(block_ids[first:end])
         targets = tuple(block_ids[first:end])
         self._pulling[request.request_id] = _Pulling(len(targets), load_tokens)
         self._pulls.append(PullOrder(request.request_id, handoff, first, targets, parked=True))
@@ -171,7 +172,7 @@ class HandoffScheduler:
         else:
             rest = blocks[prefilling.named :]
             self._offers.append(ExtendOrder(request.request_id, lease.lease_id, rest, final=True))
-        self._leased[request.request_id] = len(block_ids)
+        self._leased[request.request_id] = len(block_ids) - absent_blocks(block_ids)
         return True, self._handoff(lease, blocks, len(blocks))
 
     def update(self, report: StepReport | None, sent: Iterable[str], received: Iterable[str]) -> None:

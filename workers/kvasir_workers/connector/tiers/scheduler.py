@@ -21,7 +21,7 @@ from kvasir.config.spec.tiers import TiersSpec
 from kvasir.native import chain_hashes, root_hash
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
-from kvasir_workers.connector.request_blocks import RequestProgress
+from kvasir_workers.connector.request_blocks import RequestProgress, absent_blocks
 from kvasir_workers.connector.tiers.orders import LoadOrder, StoreOrder, TierOrders, TierReport
 from kvasir_workers.tiers.memory import SharedName
 from kvasir_workers.tiers.store import TierStore
@@ -89,7 +89,8 @@ class _Batch:
 
 
 class TierScheduler:
-    """State of stores and loads by request. `block_size` is in tokens, `ranks` the tensor-parallel size.
+    """State of stores and loads by request. `block_size` is in tokens, `ranks` the tensor-parallel size,
+    `window` the number of tokens whose blocks the engine keeps, None for all.
 
     `on_device(key)` returns whether the device's prefix cache has a block.
     """
@@ -103,6 +104,7 @@ class TierScheduler:
         model: str,
         block_size: int,
         ranks: int,
+        window: int | None = None,
         on_device: Callable[[bytes], bool],
         now: Callable[[], float],
     ) -> None:
@@ -112,6 +114,7 @@ class TierScheduler:
         self._model = model
         self._block_size = block_size
         self._ranks = ranks
+        self._window = window
         self._on_device = on_device
         self._now = now
         self._tracked: dict[str, _Tracked] = {}
@@ -175,7 +178,8 @@ class TierScheduler:
             request.request_id, promised.start - (tracked.fetch_from or 0), len(promised)
         )
         blocks = tuple(block_ids[promised.start : promised.stop])
-        self._loads.append(LoadOrder(request.request_id, tuple(slots), blocks))
+        absent = absent_blocks(blocks)
+        self._loads.append(LoadOrder(request.request_id, tuple(slots[absent:]), blocks[absent:]))
         tracked.loading = len(promised)
         tracked.since = self._now()
         self._returned(tracked, stats.SWAPPED_IN)
@@ -326,13 +330,21 @@ class TierScheduler:
         tracked.preemptions = tracked.request.num_preemptions
         tracked.returning = True
         held = len(tracked.blocks)
-        order = self._save(tracked, 0, held, below=False)
+        order = self._save(tracked, self._first_kept(tracked), held, below=False)
         if order is not None:
             self._early.append(order)
         tracked.blocks.clear()
         tracked.given = None
         if held:
             self._fetch(tracked, 0, held)
+
+    def _first_kept(self, tracked: _Tracked) -> int:
+        """Return the first of a request's blocks that the engine has certainly not freed. It frees what a
+        sliding window has left behind, and may be two blocks ahead of those seen here."""
+        absent = absent_blocks(tracked.blocks)
+        if self._window is None:
+            return absent
+        return max(absent, len(tracked.blocks) + 2 - -(-(self._window - 1) // self._block_size))
 
     def _returned(self, tracked: _Tracked, how: str) -> None:
         if tracked.returning:

@@ -44,7 +44,12 @@ def make_tier_worker(
 
 
 def make_tier_scheduler(
-    settings: Settings, config: VllmConfig, layout: KvLayout, *, on_device: Callable[[bytes], bool]
+    settings: Settings,
+    config: VllmConfig,
+    layout: KvLayout,
+    *,
+    window: int | None,
+    on_device: Callable[[bytes], bool],
 ) -> TierScheduler:
     """Return the scheduler half over the tiers of `settings`, for KV of this `layout`. Raise ConfigError as
     open_store."""
@@ -61,6 +66,7 @@ def make_tier_scheduler(
         model=settings.model,
         block_size=layout.block_size,
         ranks=layout.tensor_parallel_size,
+        window=window,
         on_device=on_device,
         now=time.monotonic,
     )

@@ -26,6 +26,7 @@ from kvasir_workers.engines.vllm.output.stream import LegStream
 from kvasir_workers.engines.vllm.replica import VllmReplica
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments
 from kvasir_workers.engines.vllm.setup.identity import identity_of
+from kvasir_workers.engines.vllm.setup.movement import movement_of
 from kvasir_workers.engines.vllm.setup.refusals import invalid
 
 _WARM_UP_PROMPT_TOKENS = 256
@@ -112,6 +113,7 @@ class VllmEngine(VllmReplica[LegStream]):
             self._pool,
             model_path=folder,
             platform=platform,
+            movement=movement_of(self._deployment, self._model_path),
             events=events,
             place=self._place,
         )

@@ -46,9 +46,7 @@ class EngineExtension:
             "layers": sum(len(group.layer_names) for group in groups),
             "kv_heads": int(getattr(spec, "num_kv_heads", 0)),
             "head_size": int(getattr(spec, "head_size", 0)),
-            "bytes_per_block": sum(
-                int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names) for group in groups
-            ),
+            "bytes_per_block": sum(_group_bytes(group) for group in groups),
         }
 
     def kvasir_model(self) -> dict[str, Any]:
@@ -82,6 +80,13 @@ class EngineExtension:
             target=_leave_with, args=(front, core), name="kvasir-leave-with", daemon=True
         ).start()
         return os.getpid()
+
+
+def _group_bytes(group: Any) -> int:
+    """Return the bytes of one block of a group, whose layers may differ in size."""
+    spec = group.kv_cache_spec
+    page = int(spec.page_size_bytes)
+    return page if hasattr(spec, "kv_cache_specs") else page * len(group.layer_names)
 
 
 def _device_name(device: Any) -> str:

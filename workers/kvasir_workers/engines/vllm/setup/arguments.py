@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.support import LORA_RANKS
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
 from kvasir.core.requests import Role
@@ -80,6 +81,7 @@ def engine_arguments(
     *,
     model_path: str,
     platform: str,
+    movement: KvMovement | None = None,
     events: EventEndpoints | None = None,
     place: NodePlace | None = None,
 ) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def engine_arguments(
     without `events`.
 
     `model_path` is the folder to load (already quantized if the spec requires it); `platform` is cpu or cuda;
-    `place` is this process's place among the nodes of its engine, if it has several.
+    `movement` is how the model's KV is moved, None if it is not; `place` is this process's place among the
+    nodes of its engine, if it has several.
     """
     engine = pool.engine
     arguments: dict[str, Any] = {
@@ -149,6 +152,9 @@ def engine_arguments(
         arguments["prefix_caching_hash_algo"] = "sha256_cbor"
     if deployment.moves_kv:
         arguments["kv_transfer_config"] = _connector(deployment, pool, platform)
+        if movement is not None and movement.widened:
+            # The connector moves blocks of one group of layers.
+            arguments["disable_hybrid_kv_cache_manager"] = True
     if events is not None:
         arguments["kv_events_config"] = {
             "enable_kv_cache_events": True,
