@@ -77,6 +77,12 @@ def test_every_trouble_comes_with_a_remedy() -> None:
     assert all(f.remedy for f in found)
 
 
+def test_code_that_comes_with_a_model_is_a_warning() -> None:
+    finding = the_trouble(SOUND, "model.trust_remote_code=true")
+    assert finding.level == "warning"
+    assert "kvasir-tiny (revision main)" in finding.message
+
+
 def test_a_taken_port_names_its_holder() -> None:
     taken = replace(SOUND, port=PortProbe(free=False, error="in use", holder="pid 7 (nginx)"))
     finding = the_trouble(taken)

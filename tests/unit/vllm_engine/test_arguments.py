@@ -19,8 +19,11 @@ from kvasir.config.spec.deployment import (
     SpeculativeSpec,
     TransferSpec,
 )
+from kvasir.config.spec.engine_args import OWNED
 from kvasir.config.spec.tiers import CpuTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.requests import Role
+from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.vllm.embedding import embedding_arguments
 from kvasir_workers.engines.vllm.setup.arguments import (
     CORE_GRAMMARS,
     EVENT_BACKLOG,
@@ -70,6 +73,40 @@ def test_every_engine_power_reaches_vllm() -> None:
         "prompt_lookup_max": 6,
         "prompt_lookup_min": 3,
     }
+
+
+OVERRIDABLE = {"enforce_eager"}
+"""Arguments that Kvasir sets and `engine.args` may set otherwise."""
+
+
+def test_what_the_spec_sets_cannot_be_set_a_second_time() -> None:
+    everything = EngineSpec(
+        reasoning_parser="qwen3", tensor_parallel_size=2, nodes=2, speculative=SpeculativeSpec()
+    )
+    deployment = one_pool(everything, lora=(LoraSpec(name="a", path="/a"),), tiers=TIERS)
+    pool = PoolSpec(name="vectors", role=Role.EMBED)
+    embeds = Deployment(pools=(pool,)).views()[0]
+    made = engine_arguments(
+        deployment,
+        deployment.pools[0],
+        model_path="/m",
+        platform="cuda",
+        events=EventEndpoints(Path("/run/x")),
+        place=NodePlace(rank=0, leader="10.0.0.1", port=1, address="10.0.0.1"),
+    )
+    made |= embedding_arguments(embeds, embeds.pools[0], model_path="/m", platform="cuda")
+    assert set(made) - set(OWNED) == OVERRIDABLE
+
+
+def test_further_arguments_are_applied_last() -> None:
+    engine = EngineSpec(args={"enforce_eager": False, "cpu_offload_gb": 2.0})
+    made = arguments(one_pool(engine))
+    assert (made["enforce_eager"], made["cpu_offload_gb"]) == (False, 2.0)
+
+
+def test_code_of_a_model_is_run_only_if_the_spec_says_so() -> None:
+    assert arguments(one_pool())["trust_remote_code"] is False
+    assert arguments(one_pool(model=ModelSpec(trust_remote_code=True)))["trust_remote_code"] is True
 
 
 def test_only_a_deployment_that_moves_kv_gets_a_connector() -> None:

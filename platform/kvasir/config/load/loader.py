@@ -12,6 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from kvasir.config.spec.deployment import Deployment
 
 _CREDENTIALS = re.compile(r'(://)[^\s"]*@')
 """Credentials in a URL. Such URLs are rejected, and errors show rejected values without credentials."""
+_MANY = 40
+"""Names of fields up to which an error lists all of them."""
 _SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -65,7 +68,12 @@ def loads(text: str, source: str, overrides: Sequence[str] = ()) -> Deployment:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the spec (draft 2020-12), for editors and for the chart's values."""
-    return {"$schema": _SCHEMA_ID, **Deployment.model_json_schema()}
+    return {"$schema": _SCHEMA_ID, **_json_schema()}
+
+
+@cache
+def _json_schema() -> dict[str, Any]:
+    return Deployment.model_json_schema()
 
 
 def dump(deployment: Deployment) -> str:
@@ -137,17 +145,28 @@ def _assign(container: Value, step: str | int, value: Value) -> None:
 def _problems(error: ValidationError, document: Document, source: str) -> list[Problem]:
     """Return pydantic's findings with their positions, in terms of the schema."""
     findings = error.errors(include_url=False)
-    root = Deployment.model_json_schema()
+    root = _json_schema()
     problems = []
     for finding in findings:
         path = tuple(finding["loc"])
         deeper = any(len(f["loc"]) > len(path) and f["loc"][: len(path)] == path for f in findings)
         if finding["type"] == "too_short" and deeper:
             continue  # pydantic counts only the valid items; the invalid ones are reported themselves
+        if finding["type"] != "extra_forbidden":
+            path = _in_schema(path, root)
         path, found, expected = _explain(path, dict(finding), root)
         at = _position(document, path, source, of_key=finding["type"] == "extra_forbidden")
-        problems.append(Problem(at.source, at.line, at.column, dotted(path), found, expected))
+        problem = Problem(at.source, at.line, at.column, dotted(path), found, expected)
+        if problem not in problems:
+            problems.append(problem)
     return problems
+
+
+def _in_schema(path: FieldPath, root: dict[str, Any]) -> FieldPath:
+    """Return `path` without what pydantic appends to it for an alternative of a union, such as `str`."""
+    while path and not _schema_at(root, path):
+        path = path[:-1]
+    return path
 
 
 def _explain(path: FieldPath, finding: Mapping[str, Any], root: dict[str, Any]) -> tuple[FieldPath, str, str]:
@@ -185,7 +204,8 @@ def _schema_at(root: dict[str, Any], path: FieldPath) -> dict[str, Any]:
     node = _resolve(root, root)
     for part in path:
         inner = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
-        if inner is None:
+        inner = node.get("additionalProperties") if inner is None else inner
+        if not isinstance(inner, dict):
             return {}
         node = _resolve(root, inner)
     return node
@@ -206,8 +226,13 @@ def _fields(node: Mapping[str, Any]) -> list[str]:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return f"{close[0]!r}, perhaps" if close else "one of: " + ", ".join(known)
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    if len(known) <= _MANY:
+        return f"{close[0]!r}, perhaps" if close else "one of: " + ", ".join(known)
+    near = close or [each for each in known if name.lower() in each][:3]
+    if not near:
+        return f"one of {len(known)} names, as in docs/kvasir.schema.json"
+    return f"{' or '.join(map(repr, near))}, perhaps"
 
 
 _KINDS = {
@@ -226,6 +251,8 @@ def _describe(node: Mapping[str, Any]) -> str:
         return "one of: " + ", ".join(str(choice) for choice in node["enum"])
     if "const" in node:
         return str(node["const"])
+    if "anyOf" in node:
+        return " or ".join(filter(None, (_describe(each) for each in node["anyOf"])))
     words = _KINDS.get(node.get("type", ""), "")
     low, high = node.get("minimum"), node.get("maximum")
     above, below = node.get("exclusiveMinimum"), node.get("exclusiveMaximum")

@@ -114,7 +114,8 @@ def _from_hub(source: str, revision: str, download: bool) -> Path:
             f"model.source {source!r} is no folder, and huggingface_hub is not installed to fetch it; "
             "install huggingface_hub or name a folder"
         ) from error
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    # Code is run only with model.trust_remote_code.
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
         return Path(
             snapshot_download(source, revision=revision, allow_patterns=patterns, local_files_only=True)

@@ -29,6 +29,9 @@ class WeightsSpec(Spec):
     """Maximum tokens of prompt and output together."""
     quantization: Literal["none", "int8"] = "none"
     """`int8` quantizes the weights of Linear layers when the worker loads them."""
+    trust_remote_code: bool = False
+    """Let the engine run Python code that comes with the model. It runs with all rights of the worker, so set
+    it only for a source and revision whose code you have read."""
     matryoshka: bool | None = None
     """Whether the embeddings of the model can be truncated to fewer `dimensions`. Default: as its config.json
     declares. Some models support it without declaring it."""

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from kvasir.config.spec.base import Name, Spec
+from kvasir.config.spec.engine_args import KV_LAYOUT, EngineArgs
 from kvasir.config.spec.scaling import PoolScalingSpec
 from kvasir.core.requests import Role
 
@@ -81,6 +82,9 @@ class EngineSpec(Spec):
     """Allow no whitespace between JSON tokens, and at most one character in tool calls. Small models may
     otherwise generate whitespace without end."""
     sim: SimSpec = SimSpec()
+    args: EngineArgs = Field(default_factory=dict)
+    """Further arguments of the engine, by the names of vLLM's AsyncEngineArgs, such as `attention_backend` or
+    `compilation_config`. They are applied last. Arguments that other fields of the spec set are refused."""
 
     @model_validator(mode="after")
     def _spread(self) -> Self:
@@ -147,6 +151,12 @@ def check_kv_exchange(pools: tuple[PoolSpec, ...]) -> None:
                 raise ValueError(
                     f"pools {first.name} and {pool.name} cannot exchange KV: "
                     f"engine.{field} is {mine} and {theirs}; make them equal"
+                )
+        for name in KV_LAYOUT:
+            if first.engine.args.get(name) != pool.engine.args.get(name):
+                raise ValueError(
+                    f"pools {first.name} and {pool.name} cannot exchange KV: engine.args.{name} changes what "
+                    "a KV block holds and differs; make it equal"
                 )
     sizes = sorted({pool.engine.tensor_parallel_size for pool in pools})
     for fewer, more in itertools.pairwise(sizes):

@@ -129,6 +129,14 @@ def _models(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
 
 def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
     source = deployment.model.source
+    if deployment.model.trust_remote_code:
+        yield Finding(
+            "model",
+            "warning",
+            f"model.trust_remote_code: workers run the Python code that comes with {source} (revision "
+            f"{deployment.model.revision})",
+            "name a commit in model.revision whose code you have read, or leave it out",
+        )
     if model.to_download:
         message = f"{source} (revision {deployment.model.revision}) is not in the Hugging Face cache"
         if model.offline:

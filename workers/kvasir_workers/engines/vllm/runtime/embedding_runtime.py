@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm import PoolingParams
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from kvasir.core.requests import EMPTY_SAMPLING, EngineRequest, token_ids
@@ -26,7 +25,7 @@ golden = runtime.golden
 
 def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     """Start the engine core and load the model; blocks for seconds to minutes. Raises as runtime.build."""
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[LoadRecorder])
+    return AsyncLLM.from_engine_args(runtime.engine_args(arguments), stat_loggers=[LoadRecorder])
 
 
 async def add(llm: AsyncLLM, request: EngineRequest, lora: Any = None) -> Any:

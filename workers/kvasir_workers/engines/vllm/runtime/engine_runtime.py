@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, get_args
 
 from vllm import SamplingParams
-from vllm.config import KVEventsConfig, KVTransferConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import TokensInput, tokens_input
@@ -69,17 +69,14 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
 def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
     """Return the engine args for the output of kvasir_workers.engines.vllm.setup.arguments. Raise ValueError
     for what vLLM rejects."""
-    arguments = dict(arguments)
-    transfer = arguments.pop("kv_transfer_config", None)
-    if transfer is not None:
-        arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
-    events = arguments.pop("kv_events_config", None)
-    if events is not None:
-        arguments["kv_events_config"] = KVEventsConfig(**events)
-    rules = arguments.pop("structured_outputs_config", None)
-    if rules is not None:
-        arguments["structured_outputs_config"] = StructuredOutputsConfig(**rules)
-    return AsyncEngineArgs(**arguments)
+    made = AsyncEngineArgs(**arguments)
+    for field in fields(made):
+        # vLLM converts only some of its configurations from dicts.
+        if isinstance(given := getattr(made, field.name), dict):
+            for kind in get_args(field.type) or (field.type,):
+                if isinstance(kind, type) and is_dataclass(kind):
+                    setattr(made, field.name, kind(**given))
+    return made
 
 
 def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:

@@ -1,7 +1,7 @@
 """Translates the deployment spec into vLLM's arguments and environment. Pure, and without vLLM.
 
 Of vLLM's hundreds of options, the ones set here are those that Kvasir decides, so that an engine's
-configuration can be read, tested and shown without starting it.
+configuration can be read, tested and shown without starting it. `engine.args` of the spec adds others.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return keyword arguments of vLLM's AsyncEngineArgs, except that `structured_outputs_config`,
     `kv_transfer_config` and `kv_events_config` are dicts of keyword arguments of StructuredOutputsConfig,
-    KVTransferConfig and KVEventsConfig; the last two are absent if KV is neither transferred nor tiered, or
-    without `events`.
+    KVTransferConfig and KVEventsConfig, as are other configurations in `engine.args`; the last two are absent
+    if KV is neither transferred nor tiered, or without `events`.
 
     `model_path` is the folder to load (already quantized if the spec requires it); `platform` is cpu or cuda;
     `movement` is how the model's KV is moved, None if it is not; `place` is this process's place among the
@@ -99,6 +99,7 @@ def engine_arguments(
         "model": model_path,
         "served_model_name": deployment.model.name,
         "dtype": deployment.model.dtype,
+        "trust_remote_code": deployment.model.trust_remote_code,
         "max_model_len": deployment.model.max_model_len,
         "seed": engine.seed,
         "block_size": engine.block_size,
@@ -165,7 +166,7 @@ def engine_arguments(
             "hwm": EVENT_BACKLOG,
             "max_queue_size": EVENT_BACKLOG,
         }
-    return arguments
+    return arguments | engine.args
 
 
 def environment(
