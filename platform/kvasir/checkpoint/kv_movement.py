@@ -33,9 +33,9 @@ class KvMovement:
         if not self.widened:
             return ""
         return (
-            f"{self.widened} of {self.layers} layers attend to the last {self.window} tokens only, and keep KV "
-            "of every token while KV is moved; with disaggregation: never and without tiers they keep KV of "
-            "their window"
+            f"{self.widened} of {self.layers} layers attend to the last {self.window} tokens only, and keep "
+            "KV of every token while KV is moved; with disaggregation: never and without tiers they keep "
+            "KV of their window"
         )
 
 

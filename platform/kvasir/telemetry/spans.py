@@ -1,8 +1,8 @@
 """One OpenTelemetry span tree per call, written when the call has ended.
 
 Times come from the summaries of its requests, so serving starts no span. Only the ids of the root span are
-generated at the start of the call, because workers and the client receive them. Without a collector, there is
-no recorder, and OpenTelemetry is not imported.
+generated at the start of the call, because workers and the client receive them: each worker adds the spans of
+its legs (leg_spans.py). Without a collector, there is no recorder, and OpenTelemetry is not imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvasir.telemetry.reasons import CONTENT_FILTER, OK
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 _NS = 1_000_000_000
 _SAMPLED = 1
@@ -54,19 +54,12 @@ class SpanRecorder:
     ) -> None:
         # Imported here so that a process without tracing never loads the SDK.
         from opentelemetry import trace
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import (
             TraceContextTextMapPropagator,
         )
 
-        self._ids = _Ids(random.SystemRandom() if rng is None else rng)
-        self._provider = TracerProvider(
-            resource=Resource.create({"service.name": service}),
-            shutdown_on_exit=False,
-            id_generator=self._ids,  # type: ignore[arg-type]  # the SDK's own class is not imported here
-        )
-        self._provider.add_span_processor(processor)
+        self._ids = SpanIds(random.SystemRandom() if rng is None else rng)
+        self._provider = tracer_provider(processor, {"service.name": service}, self._ids)
         self._tracer = self._provider.get_tracer("kvasir")
         self._propagator = TraceContextTextMapPropagator()
         self._trace = trace
@@ -136,7 +129,7 @@ class SpanRecorder:
             span.end(wall(max(start, end)))
 
 
-class _Ids:
+class SpanIds:
     """Generates ids like opentelemetry.sdk.trace.IdGenerator. If set, `next_ids` (trace, span) are the ids of
     the next span."""
 
@@ -211,16 +204,33 @@ def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
     yield "decode", moved, summary.finished_s, {"kvasir.output_tokens": summary.usage.output_tokens}
 
 
-def otlp_recorder(endpoint: str | None, service: str) -> SpanRecorder | None:
-    """Return a recorder that exports to an OTLP collector over gRPC, or None without an endpoint.
+def tracer_provider(processor: SpanProcessor, resource: dict[str, Any], ids: SpanIds) -> TracerProvider:
+    """Return a provider of tracers whose spans go to `processor`, with these resource attributes."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    provider = TracerProvider(
+        resource=Resource.create(resource),
+        shutdown_on_exit=False,
+        id_generator=ids,  # type: ignore[arg-type]  # the SDK's own class is not imported here
+    )
+    provider.add_span_processor(processor)
+    return provider
+
+
+def otlp_processor(endpoint: str) -> SpanProcessor:
+    """Return a processor that exports to an OTLP collector over gRPC, in its own thread.
 
     `endpoint` is `host:port` or a URL; only `https://` is encrypted.
     """
-    if endpoint is None:
-        return None
-    # Imported here for the same reason as in SpanRecorder.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
-    return SpanRecorder(BatchSpanProcessor(exporter), service)
+    return BatchSpanProcessor(
+        OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
+    )
+
+
+def otlp_recorder(endpoint: str | None, service: str) -> SpanRecorder | None:
+    """Return a recorder that exports to the collector at `endpoint`, or None without one."""
+    return None if endpoint is None else SpanRecorder(otlp_processor(endpoint), service)

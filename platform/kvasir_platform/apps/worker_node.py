@@ -30,6 +30,7 @@ from kvasir.core.requests import Role
 from kvasir.core.session_link import LinkLimits
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
+from kvasir.telemetry.leg_spans import otlp_leg_recorder
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
@@ -37,6 +38,7 @@ from kvasir_platform.apps.common.pod import POD, at_pod, host_port
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.traced import TracedEngine
 from kvasir_workers.engines.vllm.setup.arguments import threads_per_rank
 from kvasir_workers.pool.progress import WatchedEngine
 from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
@@ -124,8 +126,10 @@ class WorkerNode:
         deployment = at_pod(deployment, os.environ)
         files = worker_files(deployment, pool_name)
         view = worker_view(deployment, pool_name, max(1, int(usable_cpus())), alone=alone)
-        engine = WatchedEngine(build_engine(view, view.pool(pool_name), clock, place), clock)
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
+        built = build_engine(view, view.pool(pool_name), clock, place)
+        spans = otlp_leg_recorder(deployment.telemetry.otlp_endpoint, deployment.name, worker_id)
+        engine = WatchedEngine(built if spans is None else TracedEngine(built, spans, clock), clock)
         spec = deployment.worker
         limits = SessionHostLimits(
             link=LinkLimits(tail_messages=spec.tail_messages),

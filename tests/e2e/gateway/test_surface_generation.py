@@ -363,12 +363,19 @@ def test_a_request_keeps_its_name_and_its_trace(
     assert named.parse().id == "chatcmpl-my-own-name.7"
     version, trace, own, flags = named.headers["traceparent"].split("-")
     assert (version, trace, flags) == ("00", TRACE, "01")
-    stack.wait_until(lambda: "request" in traces.of_trace(TRACE), 20.0, "the trace at its collector")
+    ends = {"request", "leg.prefill", "leg.decode"}
+    stack.wait_until(lambda: ends <= traces.of_trace(TRACE).keys(), 20.0, "the spans of gateway and workers")
     spans = traces.of_trace(TRACE)
     assert spans["request"].parent_span_id.hex() == SPAN
     assert spans["request"].span_id.hex() == own
     assert {"admit", "queue", "prefill", "transfer", "decode"} <= spans.keys()
-    assert {span.parent_span_id.hex() for span in spans.values()} == {SPAN, own}
+    engines = {name for name in spans if name.startswith("engine.")}
+    assert {"engine.queue", "engine.pull", "engine.prefill", "engine.decode"} <= engines
+    assert {spans[name].parent_span_id for name in engines} <= {
+        spans["leg.prefill"].span_id,
+        spans["leg.decode"].span_id,
+    }
+    assert {span.parent_span_id.hex() for name, span in spans.items() if name not in engines} == {SPAN, own}
     plain = client.chat.completions.with_raw_response.create(**fields)
     assert re.fullmatch(r"[0-9a-f]{24}", plain.headers["x-request-id"])
     assert plain.headers["traceparent"].split("-")[1] != TRACE

@@ -3,67 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 import pytest
 from tests.kit.clocks import StillClock
+from tests.kit.engines.stub_engine import IDENTITY, StubEngine
 
-from kvasir.core.identity import KvLayout, WorkerIdentity
-from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, Role, Sampling, StepBatch
-from kvasir.ports.engine import KvSource, StepSink
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, Sampling, StepBatch
 from kvasir_workers.pool.progress import STUCK_S, WatchedEngine
-
-IDENTITY = WorkerIdentity(
-    "w",
-    1,
-    "decode",
-    Role.DECODE,
-    "m",
-    "main",
-    "digest",
-    100,
-    KvLayout(32, "f", "l", 1, 1, 1, 1),
-    10,
-    "e",
-    "1",
-)
-
-
-class ScriptedEngine:
-    """Says and does what a test wants."""
-
-    kv: KvSource | None = None
-
-    def __init__(self) -> None:
-        self.newest = EngineLoad()
-        self.sink: StepSink | None = None
-
-    async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
-        self.sink = sink
-        return IDENTITY
-
-    def submit(self, requests: Sequence[EngineRequest]) -> None: ...
-
-    def abort(self, request_ids: Sequence[str]) -> None: ...
-
-    def release(self, lease_ids: Sequence[str]) -> None: ...
-
-    def load(self) -> EngineLoad:
-        return self.newest
-
-    async def wait_failed(self) -> str:
-        return "dead"
-
-    async def stop(self) -> None: ...
-
-    def say(self, *deltas: Delta) -> None:
-        assert self.sink is not None
-        self.sink(StepBatch(deltas))
 
 
 class Stage:
     def __init__(self) -> None:
-        self.engine, self.clock = ScriptedEngine(), StillClock(1000.0)
+        self.engine, self.clock = StubEngine(), StillClock(1000.0)
         self.seen: list[StepBatch] = []
         self.watched = WatchedEngine(self.engine, self.clock)
 

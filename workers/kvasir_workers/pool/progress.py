@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.clock import Clock
-from kvasir.ports.engine import Engine, KvSource, StepSink
+from kvasir.ports.engine import Engine, StepSink
+from kvasir_workers.engines.delegating import DelegatingEngine
 
 STUCK_S = 60.0
 
 
-class WatchedEngine:
+class WatchedEngine(DelegatingEngine):
     """An Engine whose progress is watched (port: kvasir.ports.engine). Progress is a step that delivers
     output, or a load that changes, as it does with each chunk of a long prompt."""
 
     def __init__(self, engine: Engine, clock: Clock, *, stuck_s: float = STUCK_S) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._clock = clock
         self._stuck_s = stuck_s
         self._live: set[str] = set()
@@ -50,36 +51,11 @@ class WatchedEngine:
                     self._live.discard(delta.request_id)
             sink(batch)
 
-        return await self._engine.start(watched, worker_id=worker_id, epoch=epoch)
+        return await super().start(watched, worker_id=worker_id, epoch=epoch)
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """See Engine."""
         if not self._live:
             self._moved_s = self._clock.now()
         self._live.update(request.request_id for request in requests)
-        self._engine.submit(requests)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """See Engine."""
-        self._engine.abort(request_ids)
-
-    def release(self, lease_ids: Sequence[str]) -> None:
-        """See Engine."""
-        self._engine.release(lease_ids)
-
-    @property
-    def kv(self) -> KvSource | None:
-        """See Engine."""
-        return self._engine.kv
-
-    def load(self) -> EngineLoad:
-        """See Engine."""
-        return self._engine.load()
-
-    async def wait_failed(self) -> str:
-        """See Engine."""
-        return await self._engine.wait_failed()
-
-    async def stop(self) -> None:
-        """See Engine."""
-        await self._engine.stop()
+        super().submit(requests)

@@ -1,0 +1,110 @@
+"""OpenTelemetry spans of a worker's legs, written when a leg has ended, under the span of its call.
+
+The span `leg.prefill`, `leg.decode` or `leg.full` lasts from the leg's submission to its last delta. Its
+child spans are the stages that the engine timed: `engine.queue`, `engine.tier`, `engine.pull`,
+`engine.prefill` and `engine.decode`. The engine reports durations, not times, so the stages are placed one
+after another from the submission on; the rest of the leg's span is preparation and delivery.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from kvasir.core.requests import Delta, EngineRequest, FinishReason, Timings, Usage
+from kvasir.ports.clock import Rng
+from kvasir.telemetry.spans import SpanIds, otlp_processor, tracer_provider
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+
+_NS = 1_000_000_000
+_FLAGS = slice(53, 55)
+_SAMPLED = 1
+_Stage = tuple[str, float, dict[str, int]]
+
+
+class LegSpanRecorder:
+    """Records ended legs of the worker `worker_id`, of the service `service`. `record` never blocks, because
+    the processor exports in its own thread."""
+
+    def __init__(
+        self,
+        processor: SpanProcessor,
+        service: str,
+        worker_id: str,
+        wall_ns: Callable[[], int] = time.time_ns,
+        rng: Rng | None = None,
+    ) -> None:
+        # Imported here so that a process without tracing never loads the SDK.
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = tracer_provider(
+            processor,
+            {"service.name": service, "service.instance.id": worker_id},
+            SpanIds(random.SystemRandom() if rng is None else rng),
+        )
+        self._tracer = self._provider.get_tracer("kvasir")
+        self._propagator = TraceContextTextMapPropagator()
+        self._trace = trace
+        self._wall_ns = wall_ns
+
+    def record(self, request: EngineRequest, last: Delta, *, elapsed_s: float) -> None:
+        """Write the spans of a leg that ends with the delta `last`, `elapsed_s` seconds after its submission.
+        A leg without a trace, or of one that is not sampled, has none."""
+        parent, _, state = request.trace_context.partition(" ")
+        if not parent or not int(parent[_FLAGS], 16) & _SAMPLED:
+            return
+        end = self._wall_ns()
+        begin = end - int(elapsed_s * _NS)
+        usage = last.usage or Usage()
+        span = self._tracer.start_span(
+            f"leg.{request.leg.value}",
+            self._propagator.extract({"traceparent": parent, "tracestate": state}),
+            kind=self._trace.SpanKind.SERVER,
+            start_time=begin,
+            attributes=_attributes(request, last, usage),
+        )
+        if last.finish is FinishReason.ERROR:
+            span.set_status(self._trace.StatusCode.ERROR, last.error)
+        context = self._trace.set_span_in_context(span)
+        at = begin
+        for name, lasted_s, attributes in _stages(last.timings or Timings(), usage):
+            stage = self._tracer.start_span(name, context, start_time=at, attributes=attributes)
+            at = min(end, at + int(lasted_s * _NS))
+            stage.end(at)
+        span.end(end)
+
+    def close(self) -> None:
+        """Export pending spans, within the timeout of the exporter."""
+        self._provider.shutdown()
+
+
+def otlp_leg_recorder(endpoint: str | None, service: str, worker_id: str) -> LegSpanRecorder | None:
+    """Return a recorder that exports to the collector at `endpoint`, or None without one."""
+    return None if endpoint is None else LegSpanRecorder(otlp_processor(endpoint), service, worker_id)
+
+
+def _attributes(request: EngineRequest, last: Delta, usage: Usage) -> dict[str, Any]:
+    return {
+        "kvasir.outcome": last.error or ("" if last.finish is None else last.finish.value),
+        "kvasir.prompt_tokens": usage.prompt_tokens,
+        "kvasir.cached_tokens": usage.cached_tokens,
+        "kvasir.output_tokens": usage.output_tokens,
+    }
+
+
+def _stages(timings: Timings, usage: Usage) -> Iterator[_Stage]:
+    """Yield the stages that the leg had, in order: name, duration and attributes."""
+    yield "engine.queue", timings.queue_s, {}
+    if timings.tier_s:
+        yield "engine.tier", timings.tier_s, {"kvasir.tier_tokens": usage.tier_tokens}
+    if timings.transfer_s or usage.transferred_bytes:
+        yield "engine.pull", timings.transfer_s, {"kvasir.bytes": usage.transferred_bytes}
+    if timings.prefill_s:
+        yield "engine.prefill", timings.prefill_s, {}
+    if timings.decode_s:
+        yield "engine.decode", timings.decode_s, {}

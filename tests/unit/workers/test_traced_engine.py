@@ -1,0 +1,117 @@
+"""A trace shows the legs of a request inside its workers, and what the engine did in them."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.kit.clocks import StillClock
+from tests.kit.engines.stub_engine import StubEngine
+
+from kvasir.core.requests import (
+    Delta,
+    EngineRequest,
+    FinishReason,
+    Leg,
+    Sampling,
+    StepBatch,
+    Timings,
+    Usage,
+)
+from kvasir.telemetry.leg_spans import LegSpanRecorder
+from kvasir_workers.engines.traced import TracedEngine
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+CALL = "00f067aa0ba902b7"
+SAMPLED = f"00-{TRACE}-{CALL}-01"
+NOW_NS = 1_700_000_000_000_000_000
+
+
+class Worker:
+    """A traced engine that has started, and the spans that it exported."""
+
+    def __init__(self) -> None:
+        self.exporter, self.clock, self.engine = InMemorySpanExporter(), StillClock(1000.0), StubEngine()
+        spans = LegSpanRecorder(SimpleSpanProcessor(self.exporter), "chat", "decode-1", lambda: NOW_NS)
+        self.traced = TracedEngine(self.engine, spans, self.clock)
+        self.seen: list[StepBatch] = []
+
+    def submit(self, leg: Leg = Leg.DECODE, trace: str = SAMPLED) -> None:
+        request = EngineRequest(
+            "r", array("I", (1, 2, 3)), Sampling(max_tokens=4), leg=leg, trace_context=trace
+        )
+        self.traced.submit([request])
+
+    def end(self, **fields: Any) -> None:
+        self.engine.say(Delta("r", 0, last=True, **{"finish": FinishReason.STOP, **fields}))
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+
+@pytest.fixture
+async def worker() -> Worker:
+    made = Worker()
+    await made.traced.start(made.seen.append, worker_id="decode-1", epoch=1)
+    return made
+
+
+def lasted(span: ReadableSpan) -> tuple[float, float]:
+    """Begin and duration in seconds, the begin relative to the end of the leg."""
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return round((span.start_time - NOW_NS) / 1e9, 6), round((span.end_time - span.start_time) / 1e9, 6)
+
+
+async def test_a_leg_is_a_span_of_its_call_with_the_stages_of_the_engine(worker: Worker) -> None:
+    worker.submit()
+    worker.clock.at += 2.0
+    worker.end(
+        usage=Usage(prompt_tokens=3, transferred_bytes=4096, output_tokens=9),
+        timings=Timings(queue_s=0.1, transfer_s=0.2, prefill_s=0.3, decode_s=1.0),
+    )
+    spans = worker.spans()
+    leg = spans.pop("leg.decode")
+    assert leg.parent is not None
+    assert leg.context is not None
+    assert (f"{leg.parent.trace_id:032x}", f"{leg.parent.span_id:016x}") == (TRACE, CALL)
+    assert leg.resource.attributes["service.instance.id"] == "decode-1"
+    assert leg.attributes is not None
+    assert leg.attributes["kvasir.output_tokens"] == 9
+    assert lasted(leg) == (-2.0, 2.0)
+    assert {name: lasted(span) for name, span in spans.items()} == {
+        "engine.queue": (-2.0, 0.1),
+        "engine.pull": (-1.9, 0.2),
+        "engine.prefill": (-1.7, 0.3),
+        "engine.decode": (-1.4, 1.0),
+    }
+    assert {span.parent.span_id for span in spans.values() if span.parent} == {leg.context.span_id}
+
+
+async def test_a_leg_that_failed_says_why(worker: Worker) -> None:
+    worker.submit(Leg.PREFILL)
+    worker.end(finish=FinishReason.ERROR, error="transfer_failed")
+    leg = worker.spans()["leg.prefill"]
+    assert not leg.status.is_ok
+    assert leg.status.description == "transfer_failed"
+
+
+@pytest.mark.parametrize("trace", ["", SAMPLED[:-2] + "00"])
+async def test_a_leg_without_a_sampled_trace_has_no_span(worker: Worker, trace: str) -> None:
+    worker.submit(trace=trace)
+    worker.end()
+    assert worker.spans() == {}
+    assert len(worker.seen) == 1
+
+
+async def test_a_refused_second_leg_of_a_name_does_not_end_the_first(worker: Worker) -> None:
+    worker.submit()
+    worker.submit()
+    worker.end(finish=FinishReason.ERROR, error="duplicate_request")
+    assert worker.spans() == {}
+    worker.end()
+    assert "leg.decode" in worker.spans()
