@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from kvasir.core.errors import ConfigError
+
+T = TypeVar("T")
 
 JSON_LIMIT_BYTES = 256 << 20
 """Larger files are refused: the largest indices of tensors known have 20 MiB."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in `path`. Raises ConfigError for a file that is missing, cannot be read, is larger
-    than JSON_LIMIT_BYTES, or holds something else."""
+    """Return the object in `path`. Raises ConfigError as `read_json` does."""
+    return read_json(path, dict[str, Any])
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Return the content of `path`. Raises ConfigError for a file that is missing, cannot be read, is larger
+    than JSON_LIMIT_BYTES, or is not of that `kind`."""
     try:
         if (size := path.stat().st_size) > JSON_LIMIT_BYTES:
             raise ConfigError(f"{path}: {size} bytes are too many for a JSON file of a model")
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvasir.checkpoint.json_file import read_json_object
+from kvasir.checkpoint.architectures import kind_of
+from kvasir.checkpoint.json_file import read_json, read_json_object
 from kvasir.checkpoint.positions import stated_positions, unscaled_positions
 
 _TEXT_KEYS = (
@@ -27,17 +28,27 @@ _SENTENCE_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
+_POOLING_MODULES = {
+    "sentence_transformers.models.Pooling",
+    "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of the model in `folder`. `raw` is config.json, with the quantization that ModelOpt
-    writes into a file of its own, and `text` the configuration of the language model in it: a nested one, or
-    `raw` itself. `sentence_length` is the maximum of a Sentence Transformers model, in tokens."""
+    """The configuration of the model in `folder`.
+
+    `raw` is config.json, with the quantization that ModelOpt writes into a file of its own, and `text` the
+    configuration of the language model in it: a nested one, or `raw` itself. `sentence_length` is the
+    maximum of a Sentence Transformers model and `tokenizer_length` that of the tokenizer, in tokens;
+    `pools_sentences` says that the folder describes how to pool the vectors of a sentence."""
 
     folder: Path
     raw: Mapping[str, Any]
     text: Mapping[str, Any]
     sentence_length: int | None = None
+    tokenizer_length: int | None = None
+    pools_sentences: bool = False
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -56,7 +67,11 @@ class ModelConfig:
         and vLLM then takes the architecture's default."""
         if self.sentence_length is not None:
             return self.sentence_length
-        return stated_positions(self.text, str(self.text.get("model_type") or self.model_type))
+        stated = stated_positions(self.text, str(self.text.get("model_type") or self.model_type))
+        absolute = self.raw.get("position_embedding_type") == "absolute"
+        if stated and self.tokenizer_length and absolute and kind_of(self.architectures) == "pooling":
+            return min(stated, self.tokenizer_length)
+        return stated
 
     @property
     def default_positions(self) -> int | None:
@@ -82,6 +97,12 @@ class ModelConfig:
                     return stated
         return None
 
+    def overridden(self, values: Mapping[str, Any]) -> ModelConfig:
+        """Return the configuration with `values` in the place of config.json's, nested ones by their keys, as
+        vLLM applies its `hf_overrides`."""
+        raw = _merged(self.raw, values)
+        return replace(self, raw=raw, text=_text_of(raw))
+
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Return the configuration of the model in `folder`. Raises ConfigError, which names the file, if a file
@@ -90,7 +111,22 @@ def read_model_config(folder: Path) -> ModelConfig:
     separate = folder / "hf_quant_config.json"
     if raw.get("quantization_config") is None and separate.is_file():
         raw["quantization_config"] = read_json_object(separate)
-    return ModelConfig(folder, raw, _text_of(raw), _sentence_length(folder))
+    return ModelConfig(
+        folder,
+        raw,
+        _text_of(raw),
+        sentence_length=_sentence_length(folder),
+        tokenizer_length=_length_in(folder / "tokenizer_config.json", "model_max_length"),
+        pools_sentences=_pools_sentences(folder),
+    )
+
+
+def _merged(stated: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(stated)
+    for key, value in values.items():
+        under = merged.get(key)
+        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _text_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,9 +138,16 @@ def _text_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _sentence_length(folder: Path) -> int | None:
-    for name in _SENTENCE_FILES:
-        if (path := folder / name).is_file():
-            length = read_json_object(path).get("max_seq_length")
-            if isinstance(length, int) and length > 0:
-                return length
-    return None
+    lengths = (_length_in(folder / name, "max_seq_length") for name in _SENTENCE_FILES)
+    return next((length for length in lengths if length), None)
+
+
+def _length_in(path: Path, key: str) -> int | None:
+    length = read_json_object(path).get(key) if path.is_file() else None
+    return int(length) if isinstance(length, int | float) and length > 0 else None
+
+
+def _pools_sentences(folder: Path) -> bool:
+    path = folder / "modules.json"
+    modules = read_json(path, list[dict[str, Any]]) if path.is_file() else []
+    return any(str(module.get("type")) in _POOLING_MODULES for module in modules)

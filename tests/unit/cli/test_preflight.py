@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.kit.model_folder import write_safetensors
 
+from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.load.loader import load
 from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.cluster.preflight.checks import examine
@@ -24,7 +25,14 @@ from kvasir_platform.cluster.preflight.probe import (
     probe_port,
 )
 
-MODEL = ModelProbe(folder="/m", weight_bytes=1000, weight_dtype="bfloat16", max_positions=4096)
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 4096}
+MODEL = ModelProbe(
+    folder="/m",
+    weight_bytes=1000,
+    weight_dtype="bfloat16",
+    config=ModelConfig(Path("/m"), CONFIG, CONFIG),
+    files=frozenset({"config.json", "tokenizer.json", "model.safetensors"}),
+)
 SOUND = MachineFacts(
     system="linux",
     cpus=2.0,
@@ -238,11 +246,6 @@ def test_a_model_to_download_is_a_warning_and_offline_an_error() -> None:
     assert "HF_HUB_OFFLINE" in finding.message
 
 
-def test_a_context_beyond_the_models_positions_is_refused() -> None:
-    finding = the_trouble(SOUND, "model.max_model_len=8192")
-    assert "supports 4096 positions" in finding.message
-
-
 def test_an_engine_on_two_nodes_reserves_on_this_machine_what_both_take() -> None:
     machine = replace(SOUND, gpus=3)
     wide = (
@@ -286,7 +289,8 @@ def test_this_machine_can_be_measured() -> None:
     assert machine.cpus > 0
     assert machine.memory_available > 0
     assert machine.model.weight_bytes > 0
-    assert machine.model.missing == ()
+    assert machine.model.config is not None
+    assert "tokenizer.json" in machine.model.files
 
 
 def test_a_complete_model_folder_is_measured(tmp_path: Path) -> None:
@@ -294,23 +298,8 @@ def test_a_complete_model_folder_is_measured(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     write_safetensors(tmp_path / "model.safetensors", {"w": ("F32", (3,))})
     found = probe_model(str(tmp_path), "main")
-    assert (found.weight_dtype, found.max_positions, found.missing) == ("float32", 77, ())
+    assert (found.weight_dtype, found.config and found.config.max_positions) == ("float32", 77)
     assert found.weight_bytes == 12
-
-
-def test_a_folder_without_weights_or_tokenizer_says_both(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    machine = replace(SOUND, model=probe_model(str(tmp_path), "main"))
-    messages = [finding.message for finding in troubles(machine)]
-    assert messages == [f"{tmp_path} lacks tokenizer.json", f"{tmp_path} has no safetensors files"]
-
-
-def test_a_routers_pod_needs_a_tokenizer_and_no_weights(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    machine = replace(SOUND, model=probe_model(str(tmp_path), "main"))
-    messages = [finding.message for finding in troubles(machine, "discovery.kind=kubernetes")]
-    assert f"{tmp_path} lacks tokenizer.json" in messages
-    assert not any("safetensors" in message for message in messages)
 
 
 def test_a_truncated_weight_file_and_broken_json_are_told_apart(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.kit.cluster.api_wire import certificate_for
 from tests.kit.cluster.slices import Pod, endpoint_slice
 from tests.kit.gateway.api_requests import Rule
 
+from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.load.loader import load
 from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.cluster.preflight.checks import examine
@@ -210,10 +211,15 @@ async def test_a_pod_of_the_router_is_not_asked_for_what_engines_need(pod: Route
         shm_free=None,
         shm_writable=False,
         open_files=20_000,
-        model=ModelProbe(folder="/m", weights_problem="/m has no safetensors files"),
+        model=ModelProbe(
+            folder="/m",
+            weights_problem="/m has no safetensors files",
+            config=ModelConfig(Path("/m"), {}, {}),
+            files=frozenset({"tokenizer.json"}),
+        ),
         kubernetes=await pod.probe(),
     )
     assert {finding.level for finding in examine(pod.deployment, bare)} == {"ok"}
-    without = replace(bare, model=replace(bare.model, missing=("tokenizer.json",)))
+    without = replace(bare, model=replace(bare.model, files=frozenset()))
     (trouble,) = [finding for finding in examine(pod.deployment, without) if finding.level != "ok"]
-    assert trouble.message == "/m lacks tokenizer.json"
+    assert trouble.message == "/m has no tokenizer: Kvasir reads tokenizer.json only"

@@ -14,9 +14,10 @@ from kvasir.config.spec.deployment import Deployment, is_loopback
 from kvasir.core.requests import Role
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.finding import Finding
-from kvasir_platform.cluster.preflight.footprint import GIB, MIB, needed_bytes, replica_bytes
+from kvasir_platform.cluster.preflight.footprint import MIB, needed_bytes, replica_bytes, size_text
 from kvasir_platform.cluster.preflight.kubernetes import kubernetes_findings
-from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts
+from kvasir_platform.cluster.preflight.model import model_findings
 from kvasir_platform.cluster.preflight.named_files import file_findings
 from kvasir_platform.cluster.preflight.tiers import tier_findings
 
@@ -83,12 +84,14 @@ def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
 
 
 def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
-    remote = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
-    wanted: Platform = "cuda" if machine.gpus or remote else "cpu"
-    platform = engine_platform(machine.installed) or wanted
-    for reason in unsupported_features(deployment, platform=platform):
+    for reason in unsupported_features(deployment, platform=_platform(deployment, machine)):
         what, _, remedy = reason.partition("; ")
         yield Finding("engine", "error", what, remedy)
+
+
+def _platform(deployment: Deployment, machine: MachineFacts) -> Platform:
+    remote = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
+    return engine_platform(machine.installed) or ("cuda" if machine.gpus or remote else "cpu")
 
 
 _NEEDED_ROLES = {
@@ -124,55 +127,12 @@ def _named_files(deployment: Deployment, machine: MachineFacts) -> Iterator[Find
 
 def _models(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     for view in deployment.views():
-        yield from _model(view, machine.model_of(view))
-
-
-def _model(deployment: Deployment, model: ModelProbe) -> Iterator[Finding]:
-    source = deployment.model.source
-    if deployment.model.trust_remote_code:
-        yield Finding(
-            "model",
-            "warning",
-            f"model.trust_remote_code: workers run the Python code that comes with {source} (revision "
-            f"{deployment.model.revision})",
-            "name a commit in model.revision whose code you have read, or leave it out",
+        yield from model_findings(
+            view,
+            machine.model_of(view),
+            platform=_platform(deployment, machine),
+            has_torchvision="torchvision" in machine.installed,
         )
-    if model.to_download:
-        message = f"{source} (revision {deployment.model.revision}) is not in the Hugging Face cache"
-        if model.offline:
-            remedy = "unset HF_HUB_OFFLINE, download it elsewhere, or name a folder in model.source"
-            yield Finding("model", "error", f"{message}, and HF_HUB_OFFLINE forbids the download", remedy)
-        else:
-            yield Finding("model", "warning", f"{message}: the start will download it first")
-        return
-    if model.problem:
-        yield Finding("model", "error", model.problem, "correct model.source")
-        return
-    if model.missing:
-        yield Finding(
-            "model",
-            "error",
-            f"{model.folder} lacks {', '.join(model.missing)}",
-            "complete the folder, or save the model again with a fast tokenizer",
-        )
-    # A router needs no weights.
-    if model.weights_problem and deployment.discovery.kind != "kubernetes":
-        remedy = (
-            "complete the folder, for instance by another download, or save the model again as safetensors"
-        )
-        yield Finding("model", "error", model.weights_problem, remedy)
-        return
-    if model.missing:
-        return
-    limit, wanted = model.max_positions, deployment.model.max_model_len
-    if limit is not None and wanted > limit:
-        yield Finding(
-            "model",
-            "error",
-            f"model.max_model_len is {wanted}, and the model supports {limit} positions",
-            f"set model.max_model_len to {limit} or less",
-        )
-    yield Finding("model", "ok", f"{model.folder} ({_size(model.weight_bytes)} of weights)")
 
 
 def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
@@ -199,14 +159,13 @@ def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
 
 def _memory(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     needed = needed_bytes(deployment, machine)
-    message = (
-        f"about {_size(needed)} needed, {_size(machine.memory_available)} available ({machine.memory_limit})"
-    )
+    available = f"{size_text(machine.memory_available)} available ({machine.memory_limit})"
+    message = f"about {size_text(needed)} needed, {available}"
     if needed <= machine.memory_available:
         yield Finding("memory", "ok", message)
         return
     parts = ", ".join(
-        f"{pool.name} {pool.most} × {_size(replica_bytes(view, pool, machine.model_of(view)))}"
+        f"{pool.name} {pool.most} × {size_text(replica_bytes(view, pool, machine.model_of(view)))}"
         for view in deployment.views()
         for pool in view.pools
     )
@@ -272,11 +231,11 @@ def _shm(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "shm",
             "error",
-            f"{SHARED_MEMORY} has {_size(machine.shm_free)} free, about {_size(needed)} needed",
+            f"{SHARED_MEMORY} has {size_text(machine.shm_free)} free, about {size_text(needed)} needed",
             "in a container start it with --shm-size=1g; otherwise remount it larger",
         )
     else:
-        yield Finding("shm", "ok", f"{SHARED_MEMORY} has {_size(machine.shm_free)} free")
+        yield Finding("shm", "ok", f"{SHARED_MEMORY} has {size_text(machine.shm_free)} free")
 
 
 def _open_files(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
@@ -335,7 +294,3 @@ def _limits(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
         )
     elif deployment.tenancy.redis is not None:
         yield Finding("redis", "ok", "tenancy.redis can be reached")
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.cluster.preflight.kubernetes import KubernetesProbe
 from kvasir_platform.cluster.preflight.tiers import TierProbe
@@ -13,8 +14,8 @@ from kvasir_platform.cluster.preflight.tiers import TierProbe
 class ModelProbe:
     """The files in the model's folder. `problem` is why they cannot be used ("" if they can), and
     `weights_problem` why the weights cannot; `to_download` means that a start has to download them first.
-    `weight_bytes` is the size of all tensors, `weight_dtype` the dtype of the checkpoint; `missing` names
-    absent files."""
+    `weight_bytes` is the size of all tensors, `weight_dtype` the dtype of the checkpoint. `config` is there
+    unless there is a problem; `files` are the names in the folder."""
 
     folder: str = ""
     problem: str = ""
@@ -23,8 +24,8 @@ class ModelProbe:
     offline: bool = False
     weight_bytes: int = 0
     weight_dtype: str = ""
-    missing: tuple[str, ...] = ()
-    max_positions: int | None = None
+    config: ModelConfig | None = None
+    files: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

