@@ -63,10 +63,11 @@ async def serve(
     probe: Probe,
     report: Callable[[StartProgress], None],
     tick: Callable[[], None],
-) -> StartError | None:
-    """Run `deployment` until SIGINT, SIGTERM or SIGHUP stops it (None) or it fails (why). A second signal
-    skips the orderly stop. `runtime` is locked by the caller; `spec` names the source of the deployment;
-    `fetch` are the models to download first; `tick` is called a few times a second during the start."""
+) -> StartError | signal.Signals | None:
+    """Run `deployment` until it fails (returns why) or SIGINT, SIGTERM or SIGHUP stops it: returns the signal
+    if it was not ready yet, else None. A second signal skips the orderly stop. `runtime` is locked by the
+    caller; `spec` names the source of the deployment; `fetch` are the models to download first; `tick` is
+    called a few times a second during the start."""
     adopt_orphans()
     deployment = with_session_token(deployment, runtime.token_file)
     deployment = with_cache_secret(deployment, runtime.cache_secret_file)
@@ -102,15 +103,16 @@ async def serve(
         limits=limits,
         fetch=partial(_fetch, fetch, session) if fetch else None,
     )
-    _stop_on_signals(supervisor)
+    stopped_by = _stop_on_signals(supervisor)
     beside = [asyncio.create_task(_tick(tick), name="progress display")]
     if renewing is not None:
         beside.append(asyncio.create_task(renewing(), name="certificates"))
     try:
-        return await supervisor.run()
+        failure = await supervisor.run()
     finally:
         for task in beside:
             task.cancel()
+    return stopped_by[0] if failure is None and supervisor.state.ready_at is None else failure
 
 
 def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
@@ -155,20 +157,25 @@ def _session(deployment: Deployment, runtime: RuntimeDir) -> LaunchSession:
     return LaunchSession(deployment_id, runtime.logs, temp_dir, runtime.spec_file, env)
 
 
-def _stop_on_signals(supervisor: Supervisor) -> None:
+def _stop_on_signals(supervisor: Supervisor) -> list[signal.Signals]:
+    """Return a list that gets the first signal that arrives."""
     loop = asyncio.get_running_loop()
-    first: list[float] = []
+    arrived: list[signal.Signals] = []
+    first_s = 0.0
 
-    def stop(name: str) -> None:
-        if not first:
-            first.append(loop.time())
-            supervisor.stop_reason = name
+    def stop(number: signal.Signals) -> None:
+        nonlocal first_s
+        if not arrived:
+            first_s = loop.time()
+            arrived.append(number)
+            supervisor.stop_reason = "Ctrl-C" if number == signal.SIGINT else number.name
             supervisor.stop.set()
-        elif loop.time() - first[0] > _SAME_SIGNAL_S:
+        elif loop.time() - first_s > _SAME_SIGNAL_S:
             supervisor.hurry.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop, "Ctrl-C" if number == signal.SIGINT else number.name)
+        loop.add_signal_handler(number, stop, number)
+    return arrived
 
 
 async def _tick(tick: Callable[[], None], every_s: float = 0.2) -> None:

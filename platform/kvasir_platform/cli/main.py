@@ -3,7 +3,8 @@
 Every call imports this module, `--help` included, so it needs the standard library only; each subcommand
 imports its dependencies when it runs.
 
-Exit status: 0 done, 1 failed (or nothing runs), 2 the command line or kvasir.yaml is invalid.
+Exit status: 0 done, 1 failed (or nothing runs), 2 the command line or kvasir.yaml is invalid; 128 and the
+number of the signal if one ended the command, or ended `kvasir up` before it was ready.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ examples:
   kvasir keys new --tenant research          an API key for a client
   kvasir down                                stop it, from any terminal
 
-exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is invalid
+exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is invalid, 130 or 143 a
+start was interrupted
 
 Files live in ~/.kvasir (or $KVASIR_HOME): logs and state of each deployment."""
 
 _UP_EPILOG = """\
 Checks the machine first, then starts Ray, the pools of kvasir.yaml, the router and the gateway,
 and stays in the foreground. Ctrl-C (or `kvasir down`) stops and removes everything; a
-second Ctrl-C does not wait for running requests.
+second Ctrl-C does not wait for running requests. Interrupted before it is ready, it exits with 130
+(Ctrl-C) or 143 (SIGTERM).
 
 examples:
   kvasir up
@@ -241,8 +244,12 @@ def parser() -> argparse.ArgumentParser:
     )
     actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("schema", parents=[shared], help="print the JSON schema, for editors")
-    actions.add_parser("validate", parents=[shared, spec], help="report every error with its line")
-    actions.add_parser("show", parents=[shared, spec], help="print the deployment with all defaults")
+    for action, text in (
+        ("validate", "report every error with its line"),
+        ("show", "print the deployment with all defaults"),
+    ):
+        reader = actions.add_parser(action, parents=[shared, spec], help=text)
+        reader.add_argument("path", nargs="?", type=Path, metavar="FILE", help="the same as -f FILE")
     return top
 
 

@@ -32,7 +32,8 @@ if {orphan}:
 if {fails}:
     print("cannot load the model: not enough marbles", flush=True)
     sys.exit(3)
-print("ready", flush=True)
+if not {hangs}:
+    print("ready", flush=True)
 time.sleep(600)
 """
 
@@ -63,12 +64,14 @@ server.serve_forever()
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What replicas do besides sleeping. `fails` names a pool whose replicas exit at once."""
+    """What replicas do besides sleeping. `fails` names a pool whose replicas exit at once, `hangs` one whose
+    replicas are never ready."""
 
     shared_memory: bool = False
     orphan: bool = False
     stubborn: bool = False
     fails: str = ""
+    hangs: str = ""
 
 
 PLAIN = Behaviour()
@@ -95,6 +98,7 @@ class CheapLauncher:
                 shared_memory=behaviour.shared_memory,
                 orphan=behaviour.orphan,
                 fails=behaviour.fails == pool.name,
+                hangs=behaviour.hangs == pool.name,
             )
             for number in range(pool.replicas):
                 name = f"{pool.name}-{number}"

@@ -80,6 +80,20 @@ def test_a_bad_file_ends_with_2_and_shows_the_place(home: Path, capsys: pytest.C
         assert "kvasir.yaml:2:3  gateway.prot" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("action", ["validate", "show"])
+def test_config_reads_the_file_that_is_named_with_or_without_f(
+    home: Path, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "mine.yaml").write_text("name: mine\ndisaggregation: never\n")
+    assert main(["config", action, "mine.yaml"]) == 0
+    without = capsys.readouterr().out
+    assert "mine" in without
+    assert main(["config", action, "-f", "mine.yaml"]) == 0
+    assert capsys.readouterr().out == without
+    assert main(["config", action, "mine.yaml", "-f", "other.yaml"]) == 2
+    assert "two files are named, other.yaml by -f and mine.yaml; name one" in capsys.readouterr().err
+
+
 def test_in_json_every_problem_is_an_object(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "mine.yaml").write_text("gateway: {port: x}\nname: A\n")
     assert main(["config", "validate", "-f", "mine.yaml", "-o", "json"]) == 2

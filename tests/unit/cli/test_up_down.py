@@ -60,8 +60,8 @@ class Kvasir:
             status = main(arguments)
         return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
-    def up(self, *arguments: str, **behaviour: Any) -> subprocess.Popen[str]:
-        """Start in the foreground and return when it is ready."""
+    def begin(self, *arguments: str, **behaviour: Any) -> subprocess.Popen[str]:
+        """Start in the foreground and return at once."""
         process = subprocess.Popen(
             self._command("up", "--port", "0", "-o", "json", *arguments),
             env=self.env | {"BEHAVIOUR": repr(behaviour)},
@@ -69,6 +69,11 @@ class Kvasir:
             text=True,
         )
         self.started.append(process)
+        return process
+
+    def up(self, *arguments: str, **behaviour: Any) -> subprocess.Popen[str]:
+        """Start in the foreground and return when it is ready."""
+        process = self.begin(*arguments, **behaviour)
         assert process.stdout is not None
         for line in process.stdout:
             if json.loads(line)["event"] == "ready":
@@ -145,6 +150,18 @@ def test_a_signal_stops_everything_and_leaves_nothing(kvasir: Kvasir, number: si
     up.send_signal(number)
     assert up.wait(timeout=30) == 0
     assert kvasir.state().phase == "stopped"
+    nothing_is_left(kvasir)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_start_that_is_interrupted_ends_with_the_signals_status_and_leaves_nothing(
+    kvasir: Kvasir, number: signal.Signals, status: int
+) -> None:
+    up = kvasir.begin(shared_memory=True, orphan=True, hangs="decode")
+    until(lambda: len(kvasir.shared_memory()) == 2 and kvasir.state().address, "all parts have started")
+    up.send_signal(number)
+    assert up.wait(timeout=30) == status
+    assert (kvasir.state().phase, kvasir.state().ready_at) == ("stopped", None)
     nothing_is_left(kvasir)
 
 

@@ -99,7 +99,14 @@ BAD = {
         "always",
         "add the missing pool",
     ),
-    "never with the default pools": ("disaggregation: never", 1, 17, "disaggregation", "never", "role both"),
+    "never with pools apart": (
+        "disaggregation: never\npools:\n- {name: a, role: prefill}",
+        1,
+        17,
+        "disaggregation",
+        "never",
+        "needs a pool of role both; add one, as in `pools: [{name: serve, role: both}]`",
+    ),
     "open host without keys": ("gateway:\n  host: 0.0.0.0", 2, 9, "gateway.host", "0.0.0.0", "api_keys_file"),
     "speculation out of order": (
         "pools:\n- name: a\n  role: both\n  engine: {speculative: {lookup_max: 1, lookup_min: 3}}",
@@ -346,6 +353,29 @@ def test_an_override_changes_one_field_and_keeps_the_default_pools(override: str
     assert callable(value)
     assert value(deployment)
     assert [pool.role for pool in deployment.pools] == [Role.PREFILL, Role.DECODE]
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("", ["disaggregation=never"]),
+        ("disaggregation: never", []),
+        ("", ["disaggregation=never", "pools.serve.engine.block_size=64"]),
+        ("", ["pools.serve.engine.block_size=64", "disaggregation=never"]),
+        ("disaggregation: never", ["pools.serve.engine.block_size=64"]),
+    ],
+)
+def test_without_disaggregation_the_default_is_one_pool_of_both_roles(
+    text: str, overrides: list[str]
+) -> None:
+    (pool,) = loads(text, "t.yaml", overrides).pools
+    assert (pool.name, pool.role, pool.replicas) == ("serve", Role.BOTH, 1)
+    assert pool.engine.block_size == (64 if any("block_size" in each for each in overrides) else 32)
+
+
+def test_an_override_that_names_a_pool_of_the_default_pair_keeps_the_pair() -> None:
+    pools = load(None, ["disaggregation=never", "pools.prefill.role=both"]).pools
+    assert [(pool.name, pool.role) for pool in pools] == [("prefill", Role.BOTH), ("decode", Role.DECODE)]
 
 
 @pytest.mark.parametrize(

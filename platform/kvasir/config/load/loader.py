@@ -55,7 +55,7 @@ def loads(text: str, source: str, overrides: Sequence[str] = ()) -> Deployment:
         document.data = {}
     problems: list[Problem] = []
     if overrides and isinstance(document.data, dict):
-        defaults = json.loads(Deployment().model_dump_json())
+        defaults = _defaults(document, overrides)
         for option in overrides:
             problems.extend(_override(document, option, defaults))
     if problems:
@@ -79,6 +79,25 @@ def _json_schema() -> dict[str, Any]:
 def dump(deployment: Deployment) -> str:
     """Return the deployment as JSON, which is also YAML: `loads` returns an equal value."""
     return deployment.model_dump_json(indent=2)
+
+
+def _defaults(document: Document, overrides: Sequence[str]) -> Value:
+    """Return the default of every field. That of `pools` follows `disaggregation`, unless an option names
+    another pool."""
+    chosen = document.data.get("disaggregation") if isinstance(document.data, dict) else None
+    deployment = Deployment()
+    apart = {pool.name for pool in deployment.pools}
+    for option in overrides:
+        key, _, text = option.partition("=")
+        field, *rest = key.strip().split(".")
+        if field == "disaggregation" and not rest:
+            chosen = parse(text, option).data
+        elif field == "pools" and rest and rest[0] in apart:
+            break
+    else:
+        deployment = Deployment(disaggregation="never") if chosen == "never" else deployment
+    data: Value = json.loads(deployment.model_dump_json())
+    return data
 
 
 def _override(document: Document, option: str, defaults: Value) -> list[Problem]:
@@ -144,7 +163,12 @@ def _assign(container: Value, step: str | int, value: Value) -> None:
 
 def _problems(error: ValidationError, document: Document, source: str) -> list[Problem]:
     """Return pydantic's findings with their positions, in terms of the schema."""
-    findings = error.errors(include_url=False)
+    # A default that follows another field is not made if that field is wrong.
+    findings = [
+        finding
+        for finding in error.errors(include_url=False)
+        if finding["type"] != "default_factory_not_called"
+    ]
     root = _json_schema()
     problems = []
     for finding in findings:

@@ -6,7 +6,7 @@ docstring of a field is its documentation. A spec that cannot work is rejected h
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -59,7 +59,10 @@ __all__ = [
 ]
 
 
-def _default_pools() -> tuple[PoolSpec, ...]:
+def _default_pools(before: dict[str, Any]) -> tuple[PoolSpec, ...]:
+    """Return the pools of a spec that names none, from its valid fields above `pools`."""
+    if before.get("disaggregation") == "never":
+        return (PoolSpec(name="serve", role=Role.BOTH),)
     return (
         PoolSpec(name="prefill", role=Role.PREFILL),
         PoolSpec(name="decode", role=Role.DECODE),
@@ -81,6 +84,8 @@ class Deployment(Spec):
     """`always` runs prefill and decode on separate workers, `auto` lets the cost model decide, `never` runs a
     request on one worker. Has no effect on pools of role `embed`."""
     pools: tuple[PoolSpec, ...] = Field(default_factory=_default_pools, min_length=1)
+    """Default: `prefill` and `decode` with one replica each; if `disaggregation` is `never`, `serve` of role
+    `both`."""
     transfer: TransferSpec = TransferSpec()
     tiers: TiersSpec = TiersSpec()
     worker: WorkerSpec = WorkerSpec()
@@ -233,7 +238,9 @@ class Deployment(Spec):
                 "add the missing pool or set disaggregation: never"
             )
         if kind == "never" and Role.BOTH not in roles:
-            raise ValueError(f"{what} needs a pool of role both")
+            raise ValueError(
+                f"{what} needs a pool of role both; add one, as in `pools: [{{name: serve, role: both}}]`"
+            )
         if kind == "auto" and not roles & {Role.BOTH, Role.DECODE}:
             raise ValueError(f"{what} needs a pool of role decode or both")
 

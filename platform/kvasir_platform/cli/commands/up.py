@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from signal import Signals
 
 from kvasir.core.errors import ConfigError, StartError
 from kvasir_platform.apps.up_app import ray_launcher, serve
@@ -27,7 +28,8 @@ from kvasir_platform.cluster.preflight.probe import probe
 
 
 def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherFactory | None) -> int:
-    """Run a deployment until it is stopped. Return 0 after an orderly stop."""
+    """Run a deployment until it is stopped. Return 0 after an orderly stop, 128 and the number of the signal
+    that ended its start, and 1 after a failure."""
     began = time.monotonic()
     source = str(chosen_file(args) or "the embedded default")
     deployment = chosen_deployment(args)
@@ -54,7 +56,7 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
             return 1
         _allow_open_files()
         display = ProgressDisplay(deployment, output, runtime.logs, lambda: time.monotonic() - began)
-        failure = asyncio.run(
+        end = asyncio.run(
             serve(
                 deployment,
                 runtime,
@@ -67,9 +69,11 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
                 tick=display.tick,
             )
         )
-    if failure is not None:
-        explain(failure, output)
-    return 0 if failure is None else 1
+    if isinstance(end, Signals):
+        return 128 + end
+    if end is not None:
+        explain(end, output)
+    return 0 if end is None else 1
 
 
 async def _missing(runtime: RuntimeDir) -> str | None:

@@ -101,8 +101,8 @@ class Supervisor:
         return self._state
 
     async def run(self) -> StartError | None:
-        """Run until stopped (returns None) or failed (returns why); everything is removed either way, except
-        what a last report of `stopped` names."""
+        """Run until stopped (returns None; `state.ready_at` says whether it served before) or failed (returns
+        why); everything is removed either way, except what a last report of `stopped` names."""
         self._runtime.write(self._state)
         inventory = asyncio.create_task(self._take_inventory(), name="inventory")
         failure: StartError | None = None
