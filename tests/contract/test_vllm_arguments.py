@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -11,6 +14,9 @@ from tests.kit import vllm_arguments
 from kvasir.config.checks import vllm_args
 from kvasir.config.checks.vllm_args import VllmArgs
 from kvasir.config.load.model_files import resolve_model
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, SpeculativeSpec
+from kvasir.core.requests import Role
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments
 
 MODEL = str(resolve_model("kvasir-tiny"))
 pytestmark = pytest.mark.slow
@@ -46,3 +52,68 @@ def test_a_configuration_with_an_unknown_field_is_refused() -> None:
 
     with pytest.raises((TypeError, ValueError), match="cudagraf"):
         engine_args({"model": MODEL, "compilation_config": {"cudagraf": 1}})
+
+
+DRAFTS: dict[str, dict[str, Any]] = {
+    "draft_model": {},
+    "eagle": {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1},
+    "eagle3": {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 128,
+    },
+}
+"""What a draft's config.json has beside or instead of the model's."""
+MTP = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+
+
+def with_config(folder: Path, **changes: Any) -> Path:
+    """A copy of the shipped model that declares something else."""
+    for file in Path(MODEL).glob("*.json"):
+        shutil.copyfile(file, folder / file.name)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def speculative_config(spec: SpeculativeSpec, model: str) -> Any:
+    """What vLLM makes of it, up to where it would load weights."""
+    from kvasir_workers.engines.vllm.runtime.engine_runtime import engine_args
+
+    pool = PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec(speculative=spec))
+    deployment = Deployment(disaggregation="never", pools=(pool,), model=ModelSpec(max_model_len=256))
+    arguments = engine_arguments(deployment, pool, model_path=model, platform="cpu")
+    return engine_args(arguments).create_engine_config().speculative_config
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", DRAFTS)
+def test_vllm_accepts_a_draft(method: Any, tmp_path: Path) -> None:
+    draft = with_config(tmp_path, **DRAFTS[method])
+    made = speculative_config(SpeculativeSpec(method=method, model=str(draft), tokens=3), MODEL)
+    assert (made.method, made.num_speculative_tokens, made.model) == (method, 3, str(draft))
+    assert made.draft_model_config.hf_config.num_hidden_layers == DRAFTS[method].get("num_hidden_layers", 4)
+
+
+@pytest.mark.soak
+def test_vllm_takes_the_prediction_layers_of_the_model_itself(tmp_path: Path) -> None:
+    model = with_config(tmp_path, **MTP)
+    made = speculative_config(SpeculativeSpec(method="mtp", tokens=1), str(model))
+    assert (made.method, made.model) == ("mtp", str(model))
+    assert made.draft_model_config.hf_config.architectures == ["DeepSeekMTPModel"]

@@ -200,6 +200,33 @@ async def test_ngram_speculation_changes_no_token(pair: Pair, prompts: FreshProm
     assert apart.choice().tokens == plain.choice().tokens
 
 
+@pytest.mark.soak
+async def test_a_draft_model_changes_no_token(tmp_path: Path, prompts: FreshPrompts) -> None:
+    """The model is its own draft, so that every proposal is accepted."""
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    spec = SpeculativeSpec(method="draft_model", model="kvasir-tiny", tokens=3)
+    common: dict[str, Any] = {"kv_cache_bytes": 16 << 20, "max_num_seqs": 8, "threads": 1}
+    pools = (
+        PoolSpec(name="drafted", role=Role.BOTH, engine=EngineSpec(**common, speculative=spec)),
+        PoolSpec(name="plain", role=Role.BOTH, engine=EngineSpec(**common)),
+    )
+    model = ModelSpec(dtype="float32", max_model_len=512)
+    deployment = Deployment(disaggregation="never", pools=pools, model=model)
+    engines = [VllmEngine(deployment, pool, model_path=str(MODEL), cache_folder=tmp_path) for pool in pools]
+    try:
+        drafted, plain = await asyncio.gather(*(start_bench(each, each._pool.name) for each in engines))
+        for prompt in (prompts.fresh(100), prompts.fresh(3)):
+            with_draft, without = await drafted.generate(prompt, GREEDY), await plain.generate(prompt, GREEDY)
+            assert with_draft.choice().tokens == without.choice().tokens
+        load = drafted.engine.load()
+        assert load.speculated_tokens > 0
+        assert load.accepted_tokens >= 0.9 * load.speculated_tokens
+        assert plain.engine.load().speculated_tokens == 0
+    finally:
+        await asyncio.gather(*(engine.stop() for engine in engines))
+
+
 async def test_lora_adapters(pair: Pair, prompts: FreshPrompts) -> None:
     assert pair.decode.identity.adapters == ("loud",)
     prompt = prompts.fresh(100)

@@ -71,12 +71,18 @@ secret:
 {{- include "kvasir.model.list" . | sha256sum | trunc 16 | printf ".fetched-%s" -}}
 {{- end -}}
 
-{{/* Source and revision of every model of the spec, as a JSON list of pairs in one. */}}
+{{/* Source and revision of every model of the spec, and of every draft, as a JSON list of pairs in one. */}}
 {{- define "kvasir.model.list" -}}
 {{- $first := default dict .Values.config.model -}}
 {{- $found := list (dig "source" "kvasir-tiny" $first) (dig "revision" "main" $first) -}}
 {{- range .Values.config.models -}}
 {{- $found = concat $found (list (dig "source" "kvasir-tiny" .) (dig "revision" "main" .)) -}}
+{{- end -}}
+{{- range .Values.config.pools -}}
+{{- $draft := default dict (dig "engine" "speculative" dict .) -}}
+{{- if $draft.model -}}
+{{- $found = concat $found (list $draft.model (default "main" $draft.revision)) -}}
+{{- end -}}
 {{- end -}}
 {{- toJson $found -}}
 {{- end -}}

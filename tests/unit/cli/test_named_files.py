@@ -30,6 +30,16 @@ def problems(*overrides: str) -> dict[str, str]:
     return {field: probed.problem for field, probed in found(*overrides).items()}
 
 
+def test_a_draft_model_is_looked_for_where_the_start_will() -> None:
+    field = "pools.decode.engine.speculative.model"
+    option = "pools.decode.engine.speculative={method: draft_model, model: %s}"
+    assert problems(option % "kvasir-tiny") == {field: ""}
+    problem = problems(option % "/absent")[field]
+    assert problem.startswith(f"cannot be used: {field} '/absent' is not a folder")
+    absent = found(option % "owner/absent-draft")[field]
+    assert (absent.problem, absent.warning) == ("", "(revision main) is not in the Hugging Face cache")
+
+
 def certificate(path: Path, begins_days: float = -90.0, ends_days: float = 90.0) -> Path:
     """A key and its certificate, valid between these moments from NOW, for their owner's eyes only."""
     begins_s, ends_s = NOW + begins_days * DAY_S, NOW + ends_days * DAY_S

@@ -116,6 +116,22 @@ BAD = {
         "3",
         "must not exceed lookup_max",
     ),
+    "a draft for prompt lookup": (
+        "pools:\n- name: a\n  role: both\n  engine: {speculative: {model: b}}",
+        4,
+        33,
+        "pools[0].engine.speculative.model",
+        '"b"',
+        "set method to draft_model",
+    ),
+    "a draft model without a model": (
+        "pools:\n- name: a\n  role: both\n  engine: {speculative: {method: eagle3}}",
+        4,
+        12,
+        "pools[0].engine.speculative.model",
+        "nothing (the default)",
+        "eagle3 needs the folder or Hugging Face id of its draft",
+    ),
     "pools that cannot exchange KV": (
         "pools:\n- {name: a, role: prefill}\n- {name: b, role: decode, engine: {block_size: 64}}",
         2,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from kvasir.checkpoint.kv_movement import KvMovement
+from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.support import Platform, unsupported_features
 from kvasir.config.spec.deployment import (
     Deployment,
@@ -21,9 +22,11 @@ from kvasir.config.spec.deployment import (
 )
 from kvasir.config.spec.engine_args import OWNED
 from kvasir.config.spec.tiers import CpuTierSpec, RedisTierSpec, TiersSpec
+from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
+from kvasir_workers.engines.vllm.replica import with_draft
 from kvasir_workers.engines.vllm.setup.arguments import (
     CORE_GRAMMARS,
     EVENT_BACKLOG,
@@ -91,6 +94,7 @@ def test_what_the_spec_sets_cannot_be_set_a_second_time() -> None:
         deployment.pools[0],
         model_path="/m",
         platform="cuda",
+        movement=KvMovement(layers=2, widened=1, window=8),
         events=EventEndpoints(Path("/run/x")),
         place=NodePlace(rank=0, leader="10.0.0.1", port=1, address="10.0.0.1"),
     )
@@ -217,6 +221,46 @@ def test_a_prefill_pool_does_not_speculate() -> None:
     )
     (reason,) = unsupported_features(deployment, platform="cpu")
     assert reason.startswith("pools.prefill.engine.speculative:")
+
+
+@pytest.mark.parametrize(
+    ("spec", "passed"),
+    [
+        ({"method": "draft_model", "model": "/d", "tokens": 3}, {"method": "draft_model", "model": "/d"}),
+        ({"method": "eagle3", "model": "/d", "tokens": 3}, {"method": "eagle3", "model": "/d"}),
+        ({"method": "mtp", "tokens": 3}, {"method": "mtp"}),
+    ],
+)
+def test_each_way_to_speculate_reaches_vllm(spec: dict[str, Any], passed: dict[str, Any]) -> None:
+    engine = EngineSpec(speculative=SpeculativeSpec(**spec))
+    assert arguments(one_pool(engine))["speculative_config"] == passed | {"num_speculative_tokens": 3}
+    assert unsupported_features(one_pool(engine), platform="cpu") == []
+
+
+def test_a_draft_is_loaded_from_its_folder() -> None:
+    def pool(model: str) -> PoolSpec:
+        spec = SpeculativeSpec(method="draft_model", model=model)
+        return PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec(speculative=spec))
+
+    drafted = with_draft(pool("kvasir-tiny")).engine.speculative
+    assert drafted is not None
+    assert drafted.model == str(resolve_model("kvasir-tiny"))
+    with pytest.raises(ConfigError, match=r"^pools\.both\.engine\.speculative\.model '/absent'"):
+        with_draft(pool("/absent"))
+    plain = PoolSpec(name="both", role=Role.BOTH)
+    assert with_draft(plain) is plain
+
+
+@pytest.mark.parametrize("moving", ["disaggregated", "tiered"])
+def test_a_draft_whose_kv_could_not_be_moved_is_refused(moving: str) -> None:
+    engine = EngineSpec(speculative=SpeculativeSpec(method="draft_model", model="/d"))
+    apart = (
+        PoolSpec(name="prefill", role=Role.PREFILL),
+        PoolSpec(name="decode", role=Role.DECODE, engine=engine),
+    )
+    deployment = Deployment(pools=apart) if moving == "disaggregated" else one_pool(engine, tiers=TIERS)
+    (reason,) = unsupported_features(deployment, platform="cpu")
+    assert ".engine.speculative.method: the KV of draft_model" in reason
 
 
 def test_an_engine_publishes_its_kv_events_only_where_it_is_told() -> None:

@@ -17,23 +17,26 @@ from kvasir.core.errors import ConfigError
 SHIPPED_MODEL = "kvasir-tiny"
 
 
-def resolve_model(source: str, revision: str = "main", *, download: bool = True) -> Path:
+def resolve_model(
+    source: str, revision: str = "main", *, download: bool = True, field: str = "model.source"
+) -> Path:
     """Return the folder of the model `source`: `kvasir-tiny`, a folder, or a Hugging Face id.
 
     A Hugging Face id is looked up in the local cache, and downloaded if it is not there and `download` is
-    set. Raises ConfigError with what was not found, and where.
+    set. Raises ConfigError with what was not found, and where; `field` of the spec named it.
     """
+    named = f"{field} {source!r}"
     if source == SHIPPED_MODEL:
-        return _checked(_shipped_folder(), source)
+        return _checked(_shipped_folder(), named)
     folder = Path(source).expanduser()
     if folder.is_dir():
-        return _checked(folder.resolve(), source)
+        return _checked(folder.resolve(), named)
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise ConfigError(
-            f"model.source {source!r} is not a folder; name a folder in Hugging Face form, "
+            f"{named} is not a folder; name a folder in Hugging Face form, "
             f"an id such as `owner/model`, or `{SHIPPED_MODEL}`"
         )
-    return _checked(_from_hub(source, revision, download), source)
+    return _checked(_from_hub(source, revision, download, named), named)
 
 
 def chat_template(folder: Path, *, tools: bool = False) -> str:
@@ -104,14 +107,14 @@ def _shipped_folder() -> Path:
     return Path(__file__).resolve().parents[4] / "models" / SHIPPED_MODEL
 
 
-def _from_hub(source: str, revision: str, download: bool) -> Path:
+def _from_hub(source: str, revision: str, download: bool, named: str) -> Path:
     try:
         # Imported here: the router serves local folders without huggingface_hub installed.
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(
-            f"model.source {source!r} is no folder, and huggingface_hub is not installed to fetch it; "
+            f"{named} is no folder, and huggingface_hub is not installed to fetch it; "
             "install huggingface_hub or name a folder"
         ) from error
     # Code is run only with model.trust_remote_code.
@@ -123,21 +126,21 @@ def _from_hub(source: str, revision: str, download: bool) -> Path:
     except LocalEntryNotFoundError as error:
         if not download:
             raise ConfigError(
-                f"model.source {source!r} (revision {revision}) is not in the local Hugging Face cache",
+                f"{named} (revision {revision}) is not in the local Hugging Face cache",
                 code="model_not_cached",
             ) from error
     except HFValidationError as error:
-        raise ConfigError(f"model.source {source!r} is neither a folder nor a Hugging Face id") from error
+        raise ConfigError(f"{named} is neither a folder nor a Hugging Face id") from error
     try:
         return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            f"model.source {source!r} (revision {revision}) is not in the local Hugging Face cache "
+            f"{named} (revision {revision}) is not in the local Hugging Face cache "
             f"and could not be fetched: {error}"
         ) from error
 
 
-def _checked(folder: Path, source: str) -> Path:
+def _checked(folder: Path, named: str) -> Path:
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.source {source!r}: {folder} holds no config.json, so it is no model folder")
+        raise ConfigError(f"{named}: {folder} holds no config.json, so it is no model folder")
     return folder

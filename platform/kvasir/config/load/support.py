@@ -37,6 +37,7 @@ def unsupported_features(deployment: Deployment, *, platform: Platform) -> list[
         if pool.engine.kind != "vllm":
             continue
         found.extend(_anywhere(view, pool))
+        found.extend(_speculation(view, pool))
         found.extend(_parsers(pool.engine, f"pools.{pool.name}.engine"))
         found.extend(_on_cpu(view, pool) if platform == "cpu" else _on_cuda(pool))
     found.extend(_parsers_differ(deployment))
@@ -78,13 +79,24 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
         )
     if engine.nodes > 1 and deployment.tiers.configured and not deployment.disaggregated:
         yield (f"{at}.nodes: tiers keep what the ranks of one node computed; set it to 1, or leave tiers out")
-    if engine.speculative is not None and pool.role is Role.PREFILL:
+
+
+def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
+    spec, at = pool.engine.speculative, f"pools.{pool.name}.engine.speculative"
+    if spec is None:
+        return
+    if pool.role is Role.PREFILL:
         yield (
-            f"{at}.speculative: a prefill pool decodes nothing, so there is nothing to speculate on; "
+            f"{at}: a prefill pool decodes nothing, so there is nothing to speculate on; "
             "move it to the decode pool"
         )
-    if engine.speculative is not None and pool.role is Role.EMBED:
-        yield f"{at}.speculative: an embed pool generates nothing to speculate on; remove it"
+    elif pool.role is Role.EMBED:
+        yield f"{at}: an embed pool generates nothing to speculate on; remove it"
+    elif spec.keeps_kv and deployment.moves_kv:
+        yield (
+            f"{at}.method: the KV of {spec.method} is in the same blocks as the model's, and workers without "
+            "it cannot read them; use ngram, or set disaggregation: never and leave tiers out"
+        )
 
 
 def _parsers(engine: EngineSpec, at: str) -> Iterator[str]:

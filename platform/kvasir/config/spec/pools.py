@@ -14,18 +14,37 @@ from kvasir.core.requests import Role
 
 
 class SpeculativeSpec(Spec):
-    """Speculative decoding by prompt lookup (n-gram), without a draft model."""
+    """Speculative decoding: tokens are proposed cheaply, and the model verifies them in one step. The output
+    follows the same distribution as without it."""
 
-    method: Literal["ngram"] = "ngram"
+    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"] = "ngram"
+    """Source of proposals. `ngram`: text that occurred before (prompt lookup). `draft_model`: a smaller model
+    with the same tokenizer. `eagle` and `eagle3`: a head trained for this model. `mtp`: the multi-token
+    prediction layers of the model itself."""
+    model: str | None = None
+    """Folder or Hugging Face id of the draft model or head. `mtp` uses the model itself by default."""
+    revision: str = "main"
+    """Branch, tag or commit of the draft's Hugging Face repository."""
     tokens: int = Field(default=4, ge=1, le=16)
     """Tokens proposed per step."""
     lookup_max: int = Field(default=4, ge=1, le=32)
+    """Longest text to look up, in tokens, for `ngram`."""
     lookup_min: int = Field(default=2, ge=1, le=32)
+    """Shortest text to look up, in tokens, for `ngram`."""
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether proposals come from layers with a KV cache of their own."""
+        return self.method != "ngram"
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _complete(self) -> Self:
         if self.lookup_min > self.lookup_max:
             raise ValueError("lookup_min must not exceed lookup_max")
+        if self.method == "ngram" and self.model is not None:
+            raise ValueError("model: ngram uses no draft model; remove it, or set method to draft_model")
+        if self.method in ("draft_model", "eagle", "eagle3") and self.model is None:
+            raise ValueError(f"model: {self.method} needs the folder or Hugging Face id of its draft; set it")
         return self
 
 

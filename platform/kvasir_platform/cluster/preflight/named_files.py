@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import certificate_problem, certificates_in, read_pem, validity_problem
@@ -62,6 +63,7 @@ def probe_named_files(deployment: Deployment, environment: Mapping[str, str], no
     """Check every file that the spec names, except the model's, at `now` (seconds since the epoch)."""
     return [
         *_adapters(deployment),
+        *_drafts(deployment),
         *_secrets(deployment),
         *_authorities(deployment, now),
         *_sessions(deployment, now),
@@ -83,6 +85,8 @@ def file_findings(files: tuple[FileProbe, ...]) -> Iterator[Finding]:
 
 
 def _remedy(field: str) -> str:
+    if field.endswith(".speculative.model"):
+        return "name the folder or Hugging Face id of a draft model"
     if field.startswith("output_filters."):
         return _FILTER_REMEDIES[field.rpartition(".")[2]]
     return _REMEDIES.get(field, _ADAPTER)
@@ -100,6 +104,25 @@ def _adapters(deployment: Deployment) -> Iterator[FileProbe]:
             else:
                 problem = "is not a folder" if folder.exists() else "does not exist"
                 yield FileProbe(field, adapter.path, problem)
+
+
+def _drafts(deployment: Deployment) -> Iterator[FileProbe]:
+    """Check the models of speculative decoding; nothing is downloaded."""
+    for pool in deployment.pools:
+        spec = pool.engine.speculative
+        if spec is None or spec.model is None or pool.engine.kind != "vllm":
+            continue
+        field = f"pools.{pool.name}.engine.speculative.model"
+        try:
+            resolve_model(spec.model, spec.revision, download=False, field=field)
+        except ConfigError as error:
+            if error.code == "model_not_cached":
+                warning = f"(revision {spec.revision}) is not in the Hugging Face cache"
+                yield FileProbe(field, spec.model, warning=warning, remedy="the start downloads it first")
+            else:
+                yield FileProbe(field, spec.model, f"cannot be used: {error.message}")
+        else:
+            yield FileProbe(field, spec.model)
 
 
 def _secrets(deployment: Deployment) -> Iterator[FileProbe]:

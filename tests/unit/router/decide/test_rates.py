@@ -253,6 +253,21 @@ def test_steps_are_learned_from_the_batch_they_ran_in(book: RateBook) -> None:
     assert step_s(book.rates("w"), 32) == pytest.approx(0.084, rel=0.03)
 
 
+def test_a_worker_that_speculates_is_known_by_its_tokens_and_not_by_its_steps(
+    make_identity: MakeIdentity,
+) -> None:
+    """Three of four proposals accepted: a step of 40 ms gives four tokens, and a stream of 401 takes 4 s."""
+    book = RateBook()
+    for name, pool, seconds in (("plain", "a", 16.0), ("drafted", "b", 4.0)):
+        book.join(name, replace(make_identity(name), pool=pool))
+        for _ in range(50):
+            book.observe(
+                name, Usage(prompt_tokens=10, output_tokens=401), Timings(decode_s=seconds), streams=4
+            )
+    assert step_s(book.rates("plain"), 4) == pytest.approx(0.04, rel=0.05)
+    assert step_s(book.rates("drafted"), 4) == pytest.approx(0.01, rel=0.05)
+
+
 def test_a_prompt_among_streams_is_not_taken_for_a_slow_one(book: RateBook) -> None:
     """2,048 tokens in one step beside 20 streams take 30 ms more than alone."""
     for _ in range(100):

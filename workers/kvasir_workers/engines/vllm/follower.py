@@ -18,7 +18,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
-from kvasir_workers.engines.vllm.replica import CACHE_FOLDER, served_weights
+from kvasir_workers.engines.vllm.replica import CACHE_FOLDER, served_weights, with_draft
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
 
@@ -50,8 +50,9 @@ async def follow(
         raise ConfigError("\n".join(reasons))
     try:
         folder = await asyncio.to_thread(served_weights, deployment, Path(model_path), cache_folder)
+        drafted = await asyncio.to_thread(with_draft, pool)
         arguments = follower_arguments(
-            deployment, pool, model_path=str(folder), platform=platform, place=place
+            deployment, drafted, model_path=str(folder), platform=platform, place=place
         )
         await asyncio.to_thread(follower_runtime.run_ranks, arguments)
     except (ValueError, RuntimeError, OSError) as error:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.load.model_files import tokenizer_digest
+from kvasir.config.load.model_files import resolve_model, tokenizer_digest
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
@@ -54,6 +54,18 @@ def served_weights(deployment: Deployment, model_path: Path, cache_folder: Path)
     if deployment.model.quantization == "int8":
         return quantized_folder(model_path, cache_folder / "int8")
     return model_path
+
+
+def with_draft(pool: PoolSpec) -> PoolSpec:
+    """Return `pool` with its draft model as the folder to load, which may have to be downloaded. Raise
+    ConfigError if it is not found."""
+    spec = pool.engine.speculative
+    if spec is None or spec.model is None:
+        return pool
+    field = f"pools.{pool.name}.engine.speculative.model"
+    folder = resolve_model(spec.model, spec.revision, field=field)
+    resolved = spec.model_copy(update={"model": str(folder)})
+    return pool.model_copy(update={"engine": pool.engine.model_copy(update={"speculative": resolved})})
 
 
 class VllmReplica(ABC, Generic[EnteredT]):
@@ -110,6 +122,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
             raise ConfigError("\n".join(reasons))
         try:
             digest = tokenizer_digest(self._model_path)
+            self._pool = await asyncio.to_thread(with_draft, self._pool)
             folder = await asyncio.to_thread(
                 served_weights, self._deployment, self._model_path, self._cache_folder
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.support import LORA_RANKS
-from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SpeculativeSpec
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
 
@@ -90,7 +90,8 @@ def engine_arguments(
     KVTransferConfig and KVEventsConfig, as are other configurations in `engine.args`; the last two are absent
     if KV is neither transferred nor tiered, or without `events`.
 
-    `model_path` is the folder to load (already quantized if the spec requires it); `platform` is cpu or cuda;
+    `model_path` is the folder to load (already quantized if the spec requires it), as is the draft's in
+    `pool`; `platform` is cpu or cuda;
     `movement` is how the model's KV is moved, None if it is not; `place` is this process's place among the
     nodes of its engine, if it has several.
     """
@@ -142,12 +143,7 @@ def engine_arguments(
         arguments["max_loras"] = len(deployment.lora)
         arguments["max_lora_rank"] = next(rank for rank in LORA_RANKS if rank >= widest)
     if engine.speculative is not None:
-        arguments["speculative_config"] = {
-            "method": engine.speculative.method,
-            "num_speculative_tokens": engine.speculative.tokens,
-            "prompt_lookup_max": engine.speculative.lookup_max,
-            "prompt_lookup_min": engine.speculative.lookup_min,
-        }
+        arguments["speculative_config"] = _speculation(engine.speculative)
     if deployment.tiers.configured:
         # Block hashes are used outside this process too. This one costs several times vLLM's default.
         arguments["prefix_caching_hash_algo"] = "sha256_cbor"
@@ -193,6 +189,15 @@ def environment(
         variables["TORCH_COMPILE_DISABLE"] = "1"
         variables["OMP_NUM_THREADS"] = str(threads_per_rank(deployment, pool, cpus=cpus))
     return variables
+
+
+def _speculation(spec: SpeculativeSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {"method": spec.method, "num_speculative_tokens": spec.tokens}
+    if spec.method == "ngram":
+        found |= {"prompt_lookup_max": spec.lookup_max, "prompt_lookup_min": spec.lookup_min}
+    if spec.model is not None:
+        found["model"] = spec.model
+    return found
 
 
 def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[str, Any]:
