@@ -1,0 +1,1 @@
+"""What is known of hardware without having it: the catalogue of GPUs."""
