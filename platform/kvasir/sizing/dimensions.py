@@ -1,0 +1,93 @@
+"""The dimensions of a language model, under the names that its config.json may have for them.
+
+Names and defaults are those of vLLM's `ModelArchConfigConvertorBase`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.checkpoint.model_config import ModelConfig
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_KV_HEADS = (
+    "n_head_kv",
+    "num_kv_heads",
+    "num_key_value_heads",
+    "multi_query_group_num",
+    "num_attention_groups",
+)
+_HEAD_SIZE = ("head_dim", "hidden_size_per_head")
+_INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner")
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk",
+    "moe_top_k",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Sizes in elements; 0 for what a model does not have. `value_size` is the size of a head's values.
+    `latent` is what MLA keeps of a token, and `indexer` the bytes that its index of tokens adds.
+    `sliding_heads` and `sliding_size` are the KV heads and their size in layers with a window."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    sliding_heads: int
+    sliding_size: int
+    vocabulary: int
+    intermediate: int
+    experts: int
+    experts_per_token: int
+    expert_size: int
+    latent: int
+    indexer: int
+
+
+def count(text: Mapping[str, Any], *names: str) -> int:
+    """Return the first positive integer among `names`, 0 if there is none."""
+    for name in names:
+        value = text.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return 0
+
+
+def dimensions(config: ModelConfig) -> Dimensions:
+    """Return the dimensions of the language model in `config`."""
+    text = config.text
+    hidden, heads = count(text, *_HIDDEN), count(text, *_HEADS)
+    kv_heads = (
+        1 if text.get("multi_query") is True and not count(text, *_KV_HEADS) else count(text, *_KV_HEADS)
+    )
+    size = count(text, *_HEAD_SIZE) or (hidden // heads if heads else 0)
+    intermediate = count(text, *_INTERMEDIATE) or 4 * hidden
+    index = count(text, "index_head_dim")
+    return Dimensions(
+        layers=count(text, *_LAYERS),
+        hidden=hidden,
+        heads=heads,
+        # Gemma 4 has wider and fewer KV heads in layers without a window.
+        kv_heads=count(text, "num_global_key_value_heads") or kv_heads or heads,
+        head_size=count(text, "global_head_dim") or size,
+        value_size=count(text, "global_head_dim", "v_head_dim") or size,
+        sliding_heads=kv_heads or heads,
+        sliding_size=size,
+        vocabulary=count(text, "vocab_size"),
+        intermediate=intermediate,
+        experts=count(text, *_EXPERTS),
+        experts_per_token=count(text, *_EXPERTS_PER_TOKEN),
+        expert_size=count(text, "moe_intermediate_size", "expert_ffn_hidden_size") or intermediate,
+        latent=count(text, "kv_lora_rank") + count(text, "qk_rope_head_dim"),
+        # One byte for each element and a float32 scale for each 128 of them.
+        indexer=index + index // 128 * 4 if count(text, "index_topk") else 0,
+    )

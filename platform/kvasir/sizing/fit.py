@@ -1,0 +1,106 @@
+"""Whether a model fits on a GPU, and what remains for KV.
+
+As vLLM computes it: of the GPU's memory, `gpu_memory_utilization` is divided into weights, what a profiled
+step and libraries use, CUDA graphs, and the KV cache, which must hold one request of max_model_len.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.checkpoint.tensors import TensorHeader
+from kvasir.sizing.kv import KvNeed, kv_need
+from kvasir.sizing.shape import EngineShape
+from kvasir.sizing.weights import WeightPart, rank_weights, weight_parts
+from kvasir.sizing.working import CONTEXT_BYTES, Working, working_memory
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the files of a model say of it."""
+
+    config: ModelConfig
+    weights: tuple[WeightPart, ...]
+
+
+def model_files(config: ModelConfig, tensors: Iterable[TensorHeader]) -> ModelFiles:
+    """Return what a model's configuration and tensor headers say of it."""
+    return ModelFiles(config, weight_parts(config, tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The memory of one rank's GPU. `total` bytes, of which the engine may use the fraction `utilization`,
+    or `kv_bytes` for KV beside all else if it is given."""
+
+    total: int
+    utilization: float
+    kv_bytes: int | None = None
+
+    @property
+    def budget(self) -> int:
+        """Bytes that weights, KV and all else may have together."""
+        most = max(0, self.total - CONTEXT_BYTES)
+        return most if self.kv_bytes is not None else min(int(self.total * self.utilization), most)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What an engine needs, in bytes on a rank of each pipeline stage."""
+
+    weights: tuple[int, ...]
+    working: Working
+    kv: KvNeed
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """An engine on a GPU, at the stage that has the least room. `free` is what remains for KV, below 0 if
+    weights alone do not fit; `tokens` and `requests` of max_model_len have room in it. Sizes in bytes."""
+
+    memory: RankMemory
+    weights: int
+    working: Working
+    free: int
+    request: int
+    tokens: int
+    requests: float
+
+    @property
+    def missing(self) -> int:
+        """Bytes by which the engine does not fit, 0 if it fits."""
+        if self.memory.kv_bytes is not None and self.free < self.memory.kv_bytes:
+            return max(self.memory.kv_bytes, self.request) - self.free
+        return max(0, self.request - self.kv)
+
+    @property
+    def kv(self) -> int:
+        """Bytes of the KV cache."""
+        return self.free if self.memory.kv_bytes is None else self.memory.kv_bytes
+
+
+def need_of(files: ModelFiles, shape: EngineShape) -> Need:
+    """Return what an engine of this shape needs."""
+    return Need(
+        weights=rank_weights(files.config, files.weights, shape),
+        working=working_memory(files.config, shape),
+        kv=kv_need(files.config, shape),
+    )
+
+
+def fit(need: Need, memory: RankMemory) -> Fit:
+    """Return how `need` fits in `memory`, which each rank has."""
+    free = tuple(memory.budget - held - need.working.total for held in need.weights)
+    tightest = min(range(len(free)), key=lambda stage: free[stage] - need.kv.request_bytes[stage])
+    given = free if memory.kv_bytes is None else (memory.kv_bytes,) * len(free)
+    return Fit(
+        memory=memory,
+        weights=need.weights[tightest],
+        working=need.working,
+        free=free[tightest],
+        request=need.kv.request_bytes[tightest],
+        tokens=need.kv.tokens(given),
+        requests=need.kv.requests(given),
+    )
