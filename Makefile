@@ -28,7 +28,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-scaling bench-paired scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-models bench-scaling bench-paired scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -156,6 +156,9 @@ bench-eviction: install-dev ## play a trace (TRACE=…) through every eviction p
 bench-autoscale: install-dev ## size a fleet for a day of traffic shaped like a trace (TRACE=…), in virtual time (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-autoscale TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.autoscale $(TRACE) $(ARGS)
+
+bench-models: install-dev ## run tiny models of many architectures on real engines, into docs/MODELS.md (an hour; ARGS="--only gemma3")
+	@$(BIN)/python -m load_tests.scenarios.models $(ARGS)
 
 bench-scaling: install-dev ## measure how soon a pool follows its load, on real Ray Serve (minutes)
 	@$(BIN)/python -m load_tests.scenarios.scaling $(ARGS)

@@ -1,0 +1,1 @@
+"""Tiny models of many architectures, with random weights and the tokenizer of the embedded model."""
