@@ -10,6 +10,7 @@ from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.spec_file import chosen_deployment
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.movement import whole_where_needed
 from kvasir_platform.cluster.preflight.probe import probe
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
@@ -18,7 +19,9 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 def check(args: argparse.Namespace, output: CommandOutput) -> int:
     """Report all findings. Return 1 if one of them is an error."""
     deployment = chosen_deployment(args)
-    findings = examine(deployment, probe(deployment))
+    machine = probe(deployment)
+    deployment, findings = whole_where_needed(deployment, machine)
+    findings += examine(deployment, machine)
     failed = has_errors(findings)
     print_findings(findings, output)
     output.text("not ready to start" if failed else "ready to start")

@@ -24,6 +24,7 @@ from kvasir_platform.cluster.local.launcher import LauncherFactory
 from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, default_base
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.movement import whole_where_needed
 from kvasir_platform.cluster.preflight.probe import probe
 
 
@@ -50,7 +51,8 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
         for thing in earlier.killed + earlier.removed:
             output.text(f"  cleaned up after an earlier run: {thing}")
         machine = probe(deployment)
-        findings = examine(deployment, machine)
+        deployment, findings = whole_where_needed(deployment, machine)
+        findings += examine(deployment, machine)
         _show(findings, output)
         if has_errors(findings):
             return 1

@@ -18,6 +18,7 @@ from kvasir_platform.cluster.preflight.footprint import MIB, needed_bytes, repli
 from kvasir_platform.cluster.preflight.kubernetes import kubernetes_findings
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts
 from kvasir_platform.cluster.preflight.model import model_findings
+from kvasir_platform.cluster.preflight.movement import movement_findings
 from kvasir_platform.cluster.preflight.named_files import file_findings
 from kvasir_platform.cluster.preflight.tiers import tier_findings
 
@@ -133,6 +134,7 @@ def _models(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
             platform=_platform(deployment, machine),
             has_torchvision="torchvision" in machine.installed,
         )
+        yield from movement_findings(view, machine.model_of(view))
 
 
 def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
