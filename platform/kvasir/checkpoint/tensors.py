@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,10 +26,9 @@ _DTYPE_BITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
+class TensorHeader(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a checkpoint. `dtype` is the format's code, such as BF16 or F8_E4M3; `file` is the name
-    of the shard."""
+    of the shard. A struct, because a large mixture of experts has a hundred thousand."""
 
     name: str
     dtype: str
@@ -106,7 +104,7 @@ def _parse(path: Path, header: bytes) -> tuple[list[TensorHeader], int]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no safetensors file: its header is invalid: {error}") from error
     entries.pop("__metadata__", None)
-    tensors, ranges = [], []
+    tensors, ranges, file = [], [], path.name
     for name, entry in entries.items():
         begin, end = entry.data_offsets
         bits = _DTYPE_BITS.get(entry.dtype, 0)
@@ -114,7 +112,7 @@ def _parse(path: Path, header: bytes) -> tuple[list[TensorHeader], int]:
             what = f"tensor {name} of {entry.dtype or 'no dtype'} {list(entry.shape)}"
             raise ConfigError(f"{path} is invalid: {what} has {end - begin} bytes")
         ranges.append((begin, end))
-        tensors.append(TensorHeader(name, entry.dtype, entry.shape, end - begin, path.name))
+        tensors.append(TensorHeader(name, entry.dtype, entry.shape, end - begin, file))
     position = 0
     for begin, end in sorted(ranges):
         if begin != position:
