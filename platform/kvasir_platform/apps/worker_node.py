@@ -22,6 +22,7 @@ from uuid import uuid4
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import resolve_model, tokenizer_digest
+from kvasir.config.load.model_support import refuse_model
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.identity import WorkerIdentity
@@ -53,7 +54,7 @@ def build_engine(
     deployment: Deployment, pool: PoolSpec, clock: Clock, place: NodePlace | None = None
 ) -> Engine:
     """Return the engine adapter that a pool of the single-model `deployment` names, at `place` if it has
-    several nodes. Raises ConfigError if its model cannot be found."""
+    several nodes. Raises ConfigError if its model cannot be found or served."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
     embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":
@@ -68,6 +69,7 @@ def build_engine(
         return simulated(
             deployment, pool, clock=clock, tokenizer_digest=tokenizer_digest(folder), golden=golden
         )
+    refuse_model(deployment, folder)
     if embeds:
         from kvasir_workers.engines.vllm.embedding import VllmEmbeddingEngine
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from tests.kit.model_folder import write_model, write_safetensors
+
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import loads
 from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import ConfigError
 from kvasir_platform.apps.worker_node import build_engine, worker_view
 from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
 from kvasir_workers.engines.sim.engine import SimEngine
@@ -58,3 +64,15 @@ def test_replicas_are_compared_with_those_of_their_own_model() -> None:
     names = [fence_name(spec, pool) for pool in ("first", "second", "vectors")]
     assert names == ["kvasir/kvasir/fence", "kvasir/kvasir/fence-1", "kvasir/kvasir/fence-2"]
     assert fence_name(Deployment(), "prefill") == fence_name(Deployment(), "decode") == "kvasir/kvasir/fence"
+
+
+def test_a_model_that_cannot_be_served_is_refused_before_an_engine_is_imported(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 4096}
+    folder = write_model(tmp_path, config)
+    write_safetensors(folder / "model.safetensors", {"w": ("BF16", (8,))}, missing_bytes=1)
+    spec = loads("", "t.yaml", [f"model.source={folder}"])
+    with pytest.raises(ConfigError, match=r"model.safetensors is truncated"):
+        build_engine(spec, spec.pool("decode"), MonotonicClock())
+    write_model(tmp_path, config | {"architectures": ["BertModel"]})
+    with pytest.raises(ConfigError, match=r"cannot generate with it; serve it by one pool with role: embed"):
+        build_engine(spec, spec.pool("decode"), MonotonicClock())

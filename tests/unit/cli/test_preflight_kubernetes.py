@@ -28,6 +28,7 @@ from kvasir_platform.cluster.preflight.kubernetes import (
 )
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 ACCOUNT = "system:serviceaccount:default:router"
 
 
@@ -214,7 +215,7 @@ async def test_a_pod_of_the_router_is_not_asked_for_what_engines_need(pod: Route
         model=ModelProbe(
             folder="/m",
             weights_problem="/m has no safetensors files",
-            config=ModelConfig(Path("/m"), {}, {}),
+            config=ModelConfig(Path("/m"), LLAMA, LLAMA),
             files=frozenset({"tokenizer.json"}),
         ),
         kubernetes=await pod.probe(),

@@ -10,7 +10,6 @@ import pytest
 from tests.kit.model_folder import write_model, write_safetensors
 
 from kvasir.config.load.loader import load
-from kvasir.config.load.support import Platform
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.model import model_findings
 from kvasir_platform.cluster.preflight.probe import probe_model
@@ -24,15 +23,13 @@ BERT = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embe
 EMBED = "pools=[{name: v, role: embed}]"
 
 
-def found(
-    folder: Path, *overrides: str, platform: Platform = "cpu", has_torchvision: bool = True
-) -> list[Finding]:
+def found(folder: Path, *overrides: str, lacks_torchvision: bool = False) -> list[Finding]:
     deployment = load(None, overrides)
     probe = probe_model(str(folder), "main")
     return [
         finding
         for view in deployment.views()
-        for finding in model_findings(view, probe, platform=platform, has_torchvision=has_torchvision)
+        for finding in model_findings(view, probe, lacks_torchvision=lacks_torchvision)
     ]
 
 
@@ -72,28 +69,30 @@ def test_a_folder_without_weights_or_tokenizer_says_both(tmp_path: Path) -> None
     ]
 
 
-def test_a_routers_pod_needs_a_tokenizer_and_neither_weights_nor_an_architecture(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["LamaForCausalLM"]}')
+def test_a_routers_pod_needs_a_tokenizer_and_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert "has no tokenizer" in the_error(tmp_path, "discovery.kind=kubernetes").message
     (tmp_path / "tokenizer.json").write_text("{}")
     assert [f.level for f in found(tmp_path, "discovery.kind=kubernetes")] == ["ok"]
 
 
 @pytest.mark.parametrize(
-    ("file", "what"),
+    ("file", "what", "convert"),
     [
-        ("tokenizer.model", "a SentencePiece tokenizer (tokenizer.model)"),
-        ("tekken.json", "a Mistral tokenizer (tekken.json)"),
-        ("vocab.json", "a slow tokenizer (vocab.json)"),
+        ("tokenizer.model", "a SentencePiece tokenizer", "T.from_pretrained('{0}').save_pretrained('{0}')"),
+        ("tekken.json", "a Mistral tokenizer", "c('{0}' + '/tekken.json').save_pretrained('{0}')"),
+        ("vocab.json", "a slow tokenizer", "T.from_pretrained('{0}').save_pretrained('{0}')"),
     ],
 )
-def test_another_kind_of_tokenizer_has_to_be_converted(tmp_path: Path, file: str, what: str) -> None:
+def test_another_kind_of_tokenizer_has_to_be_converted(
+    tmp_path: Path, file: str, what: str, convert: str
+) -> None:
     folder = write_model(tmp_path, LLAMA)
     (folder / "tokenizer.json").unlink()
     (folder / file).write_text("")
     finding = the_error(folder)
-    assert finding.message == f"{folder} has {what}, and Kvasir reads tokenizer.json only"
-    assert f"from_pretrained('{folder}').save_pretrained('{folder}')" in finding.remedy
+    assert finding.message == f"{folder} has {what} ({file}), and Kvasir reads tokenizer.json only"
+    assert convert.format(folder) in finding.remedy
 
 
 def test_an_unknown_architecture_comes_with_the_nearest_known(tmp_path: Path) -> None:
@@ -192,11 +191,12 @@ def test_rope_scaling_allows_a_longer_context(tmp_path: Path) -> None:
     assert "supports 8192" in the_error(folder, "model.max_model_len=8193").message
 
 
-def test_a_multimodal_model_without_torchvision_is_a_warning_on_a_cpu(tmp_path: Path) -> None:
+def test_a_multimodal_model_without_torchvision_is_a_warning(tmp_path: Path) -> None:
     folder = write_model(tmp_path, LLAMA | {"architectures": ["LlavaForConditionalGeneration"]})
-    assert [f.level for f in found(folder, has_torchvision=False)] == ["warning", "ok"]
-    assert [f.level for f in found(folder, has_torchvision=True)] == ["ok"]
-    assert [f.level for f in found(folder, platform="cuda", has_torchvision=False)] == ["ok"]
+    assert [f.level for f in found(folder, lacks_torchvision=True)] == ["ok", "warning"]
+    assert [f.level for f in found(folder)] == ["ok"]
+    text = write_model(tmp_path / "text", LLAMA)
+    assert [f.level for f in found(text, lacks_torchvision=True)] == ["ok"]
 
 
 def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:

@@ -85,14 +85,12 @@ def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
 
 
 def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
-    for reason in unsupported_features(deployment, platform=_platform(deployment, machine)):
+    remote = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
+    wanted: Platform = "cuda" if machine.gpus or remote else "cpu"
+    platform = engine_platform(machine.installed) or wanted
+    for reason in unsupported_features(deployment, platform=platform):
         what, _, remedy = reason.partition("; ")
         yield Finding("engine", "error", what, remedy)
-
-
-def _platform(deployment: Deployment, machine: MachineFacts) -> Platform:
-    remote = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
-    return engine_platform(machine.installed) or ("cuda" if machine.gpus or remote else "cpu")
 
 
 _NEEDED_ROLES = {
@@ -127,12 +125,12 @@ def _named_files(deployment: Deployment, machine: MachineFacts) -> Iterator[Find
 
 
 def _models(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
+    on_cpu = engine_platform(machine.installed) == "cpu"
     for view in deployment.views():
         yield from model_findings(
             view,
             machine.model_of(view),
-            platform=_platform(deployment, machine),
-            has_torchvision="torchvision" in machine.installed,
+            lacks_torchvision=on_cpu and "torchvision" not in machine.installed,
         )
         yield from movement_findings(view, machine.model_of(view))
 

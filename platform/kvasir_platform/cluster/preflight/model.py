@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvasir.checkpoint.architectures import MULTIMODAL
 from kvasir.checkpoint.model_config import ModelConfig
-from kvasir.config.load.support import Platform
-from kvasir.config.spec.deployment import Deployment, PoolSpec
-from kvasir_platform.cluster.preflight.architecture import architecture_findings
+from kvasir.config.load.model_support import model_problems, needs_weights
+from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import size_text
 from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
 
-_SENTENCE_PIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v3")
-_OTHER_CONFIGURATION = {"hf_config_path", "config_format"}
-"""Arguments of vLLM that let it read the model's configuration from another file than config.json."""
+_BY_TRANSFORMERS = (
+    "from transformers import AutoTokenizer as T; T.from_pretrained({0!r}).save_pretrained({0!r})"
+)
+_BY_ITS_MISTRAL_PART = (
+    "from transformers.integrations.mistral import convert_tekken_tokenizer as c; "
+    "c({0!r} + '/tekken.json').save_pretrained({0!r})"
+)
 _TOKENIZERS = {
-    **dict.fromkeys(_SENTENCE_PIECE, "a SentencePiece tokenizer"),
-    "tekken.json": "a Mistral tokenizer",
-    "vocab.json": "a slow tokenizer",
-    "vocab.txt": "a slow tokenizer",
+    "tekken.json": ("a Mistral tokenizer", _BY_ITS_MISTRAL_PART),
+    "tokenizer.model": ("a SentencePiece tokenizer", _BY_TRANSFORMERS),
+    "tokenizer.model.v3": ("a SentencePiece tokenizer", _BY_TRANSFORMERS),
+    "spiece.model": ("a SentencePiece tokenizer", _BY_TRANSFORMERS),
+    "sentencepiece.bpe.model": ("a SentencePiece tokenizer", _BY_TRANSFORMERS),
+    "vocab.json": ("a slow tokenizer", _BY_TRANSFORMERS),
+    "vocab.txt": ("a slow tokenizer", _BY_TRANSFORMERS),
 }
+"""Other files of a tokenizer, and the Python code that writes tokenizer.json from them."""
 
 
-def model_findings(
-    view: Deployment, model: ModelProbe, *, platform: Platform, has_torchvision: bool
-) -> Iterator[Finding]:
-    """Yield the problems of the model of `view`, or that there are none."""
+def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bool) -> Iterator[Finding]:
+    """Yield the problems of the model of `view`, or that there are none. `lacks_torchvision` says that
+    engines run here, without torchvision."""
     if view.model.trust_remote_code:
         yield Finding(
             "model",
@@ -41,37 +48,16 @@ def model_findings(
     if model.problem or model.config is None:
         yield Finding("model", "error", model.problem, "correct model.source")
         return
-    # A router needs no weights.
-    serves = view.discovery.kind != "kubernetes"
-    problems = [*_tokenizer(model), *(_weights(view, model) if serves else ())]
-    for pools, config in _as_served(view, model.config):
-        engines = [pool for pool in pools if pool.engine.kind == "vllm"]
-        if serves and engines:
-            problems += architecture_findings(
-                view, engines, config, platform=platform, has_torchvision=has_torchvision
-            )
-        problems += _positions(view, config)
+    problems = [*_tokenizer(model), *_weights(view, model)]
+    problems += (
+        Finding("model", "error", each.message, each.remedy) for each in model_problems(view, model.config)
+    )
     yield from problems
-    if not any(finding.level == "error" for finding in problems):
+    if not problems:
         weights = f" ({size_text(model.weight_bytes)} of weights)" if model.weight_bytes else ""
         yield Finding("model", "ok", f"{model.folder}{weights}")
-
-
-def _as_served(view: Deployment, config: ModelConfig) -> list[tuple[list[PoolSpec], ModelConfig]]:
-    """Return the configurations that engines use, each with its pools: engine.args can override fields of
-    config.json. Pools that read another file are left out."""
-    found: list[tuple[list[PoolSpec], ModelConfig]] = []
-    for pool in view.pools:
-        arguments = pool.engine.args
-        if _OTHER_CONFIGURATION & arguments.keys():
-            continue
-        used = config.overridden(arguments.get("hf_overrides", {}))
-        same = next((pools for pools, each in found if each == used), None)
-        if same is None:
-            found.append(([pool], used))
-        else:
-            same.append(pool)
-    return found
+        if lacks_torchvision:
+            yield from _image_processor(model.config)
 
 
 def _to_download(view: Deployment, model: ModelProbe) -> Finding:
@@ -85,41 +71,33 @@ def _to_download(view: Deployment, model: ModelProbe) -> Finding:
 def _tokenizer(model: ModelProbe) -> Iterator[Finding]:
     if "tokenizer.json" in model.files:
         return
-    other = next((name for name in _TOKENIZERS if name in model.files), "")
-    found = f"has {_TOKENIZERS[other]} ({other}), and" if other else "has no tokenizer:"
-    convert = (
-        f"from transformers import AutoTokenizer as T; T.from_pretrained('{model.folder}')"
-        f".save_pretrained('{model.folder}')"
-    )
+    other = next((name for name in _TOKENIZERS if name in model.files), None)
+    if other is None:
+        message = f"{model.folder} has no tokenizer: Kvasir reads tokenizer.json only"
+        yield Finding("model", "error", message, "add tokenizer.json from the model's repository")
+        return
+    kind, code = _TOKENIZERS[other]
     yield Finding(
         "model",
         "error",
-        f"{model.folder} {found} Kvasir reads tokenizer.json only",
-        f'write one: python -c "{convert}"' if other else "add tokenizer.json of the model's repository",
+        f"{model.folder} has {kind} ({other}), and Kvasir reads tokenizer.json only",
+        f'write one: python -c "{code.format(model.folder)}"',
     )
 
 
 def _weights(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
-    dummy = all(pool.engine.args.get("load_format") == "dummy" for pool in view.pools)
-    if model.weights_problem and not dummy:
+    # A router needs no weights.
+    if model.weights_problem and view.discovery.kind != "kubernetes" and needs_weights(view):
         remedy = "complete the folder, for instance by downloading it again, or save the model as safetensors"
         yield Finding("model", "error", model.weights_problem, remedy)
-    quantized = model.config is not None and model.config.quantization is not None
-    if view.model.quantization == "int8" and quantized:
-        yield Finding(
-            "model",
-            "error",
-            f"model.quantization is int8, and {model.folder} is quantized already",
-            "set model.quantization to none, or take the unquantized model",
-        )
 
 
-def _positions(view: Deployment, config: ModelConfig) -> Iterator[Finding]:
-    limit, wanted = config.max_positions, view.model.max_model_len
-    if limit is not None and wanted > limit:
+def _image_processor(config: ModelConfig) -> Iterator[Finding]:
+    if config.architectures and config.architectures[0] in MULTIMODAL:
         yield Finding(
             "model",
-            "error",
-            f"model.max_model_len is {wanted}, and the model supports {limit} positions",
-            f"set model.max_model_len to {limit} or less",
+            "warning",
+            f"{config.architectures[0]} is multimodal, and torchvision is not installed: the start fails if "
+            "its image processor needs it, as most do",
+            "serve a text-only model, or install the torchvision that matches torch",
         )

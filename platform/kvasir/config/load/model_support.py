@@ -1,0 +1,177 @@
+"""Checks that vLLM can serve a model in the pools of a deployment, from the model's configuration alone.
+
+vLLM finds most of these problems a minute into a start, in a child process. The command line checks them
+before anything starts, and a worker before it imports vLLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvasir.checkpoint.architectures import KINDS, PLUGINS, REMOVED, TRANSFORMERS, kind_of, looks_pooling
+from kvasir.checkpoint.model_config import ModelConfig, read_model_config
+from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
+from kvasir.checkpoint.tensors import read_tensors
+from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.core.errors import ConfigError
+from kvasir.core.requests import Role
+
+_OTHER_CONFIGURATION = {"hf_config_path", "config_format"}
+"""Arguments of vLLM that let it read the model's configuration from another file than config.json."""
+_OTHER_MODEL = "choose another model, or correct config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProblem:
+    """Why a model cannot be served, and what to do about it."""
+
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}"
+
+
+def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
+    """Return why the pools of `view` cannot serve the model with `config`, [] if they can."""
+    found: list[ModelProblem] = []
+    for pools, used in _as_served(view, config):
+        found.extend(_architecture(view, [pool for pool in pools if pool.engine.kind == "vllm"], used))
+        found.extend(_positions(view, used))
+    if view.model.quantization == "int8" and config.quantization is not None:
+        message = f"model.quantization is int8, and {config.folder} is quantized already"
+        found.append(ModelProblem(message, "set model.quantization to none, or take the unquantized model"))
+    return found
+
+
+def refuse_model(view: Deployment, folder: Path) -> None:
+    """Raise ConfigError, with the reasons and remedies, unless the pools of `view` can serve the model in
+    `folder`."""
+    if problems := model_problems(view, read_model_config(folder)):
+        raise ConfigError("\n".join(map(str, problems)))
+    if needs_weights(view):
+        read_tensors(folder)
+
+
+def needs_weights(view: Deployment) -> bool:
+    """Whether a pool of `view` reads weights; those that vLLM makes up are for tests."""
+    return any(pool.engine.args.get("load_format") != "dummy" for pool in view.pools)
+
+
+def _as_served(view: Deployment, config: ModelConfig) -> list[tuple[list[PoolSpec], ModelConfig]]:
+    """Return the configurations that engines use, each with its pools: engine.args can override fields of
+    config.json. Pools that read another file are left out."""
+    found: list[tuple[list[PoolSpec], ModelConfig]] = []
+    for pool in view.pools:
+        arguments = pool.engine.args
+        if _OTHER_CONFIGURATION & arguments.keys():
+            continue
+        used = config.overridden(arguments.get("hf_overrides", {}))
+        same = next((pools for pools, each in found if each == used), None)
+        if same is None:
+            found.append(([pool], used))
+        else:
+            same.append(pool)
+    return found
+
+
+def _positions(view: Deployment, config: ModelConfig) -> Iterator[ModelProblem]:
+    limit, wanted = config.max_positions, view.model.max_model_len
+    if limit is not None and wanted > limit:
+        yield ModelProblem(
+            f"model.max_model_len is {wanted}, and the model supports {limit} positions",
+            f"set model.max_model_len to {limit} or less",
+        )
+
+
+def _architecture(view: Deployment, pools: Sequence[PoolSpec], config: ModelConfig) -> Iterator[ModelProblem]:
+    own = {name for pool in pools for name in pool.engine.args.get("model_class_overrides", {})}
+    if not pools or own.intersection(config.architectures):
+        return
+    what = _named(config)
+    if problem := _not_run(view, config, what):
+        yield problem
+    elif kind_of(config.architectures) == "pooling" or config.pools_sentences:
+        yield from _needs_embed(pools, config, what)
+
+
+def _not_run(view: Deployment, config: ModelConfig, what: str) -> ModelProblem | None:
+    """Return why vLLM does not run the model, whatever the pool's role."""
+    if not config.architectures:
+        remedy = "add its architectures, such as [LlamaForCausalLM], or download config.json again"
+        return ModelProblem(f"{what} names no architectures", remedy)
+    trusted = view.model.trust_remote_code
+    if problem := _type_problem(config, what, trusted=trusted):
+        return problem
+    kind = kind_of(config.architectures)
+    if kind is None and not (view.embeds and looks_pooling(config.architectures[0])):
+        return _unknown(config, what, trusted=trusted)
+    if kind == "draft":
+        remedy = "set model.source to the model that it was trained for"
+        return ModelProblem(f"{what} only proposes tokens for another model", remedy)
+    if config.raw.get("is_encoder_decoder") and config.architectures[0] in TRANSFORMERS:
+        message = f"{what} has an encoder and a decoder, which vLLM does not run"
+        return ModelProblem(message, _OTHER_MODEL)
+    return None
+
+
+def _named(config: ModelConfig) -> str:
+    names = ", ".join(config.architectures)
+    return f"{config.folder}/config.json" if not names else f"{config.folder} ({names})"
+
+
+def _type_problem(config: ModelConfig, what: str, *, trusted: bool) -> ModelProblem | None:
+    """Return why config.json cannot be read into a configuration class."""
+    name = config.model_type
+    if not name or name in MODEL_TYPES or config.architectures[0] in TYPED_BY_ARCHITECTURE:
+        return None
+    code = config.raw.get("auto_map")
+    if isinstance(code, dict) and "AutoConfig" in code:
+        unknown = f"vLLM and transformers do not know model_type {name}"
+        return None if trusted else _needs_code(what, unknown)
+    return ModelProblem(
+        f"{what}: vLLM and transformers do not know model_type {name}",
+        f"{_nearest([name], MODEL_TYPES)}{_OTHER_MODEL}",
+    )
+
+
+def _unknown(config: ModelConfig, what: str, *, trusted: bool) -> ModelProblem | None:
+    for name in config.architectures:
+        if version := REMOVED.get(name):
+            return ModelProblem(f"{what}: vLLM ran it until version {version}", _OTHER_MODEL)
+        if plugin := PLUGINS.get(name):
+            message = f"{what}: vLLM runs it with a plugin only ({plugin})"
+            return ModelProblem(message, _OTHER_MODEL)
+    code = config.raw.get("auto_map")
+    if isinstance(code, dict) and any(name.startswith("AutoModel") for name in code):
+        return None if trusted else _needs_code(what, "vLLM and transformers do not know its architecture")
+    return ModelProblem(
+        f"{what}: vLLM does not know the architecture",
+        f"{_nearest(config.architectures, KINDS)}{_OTHER_MODEL}",
+    )
+
+
+def _needs_code(what: str, why: str) -> ModelProblem:
+    return ModelProblem(
+        f"{what} needs Python code from its repository (auto_map in config.json): {why}",
+        "set model.trust_remote_code: true if you trust that code, or choose another model",
+    )
+
+
+def _needs_embed(pools: Sequence[PoolSpec], config: ModelConfig, what: str) -> Iterator[ModelProblem]:
+    why = "computes embeddings or scores, and no text"
+    if config.pools_sentences:
+        why = "computes embeddings: modules.json says how to pool them"
+    if names := [pool.name for pool in pools if pool.role is not Role.EMBED]:
+        yield ModelProblem(
+            f"{what} {why}: pool {', '.join(names)} cannot generate with it",
+            f"serve it by one pool with role: embed instead of {', '.join(names)}",
+        )
+
+
+def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
+    near = [each for name in names for each in difflib.get_close_matches(name, known, n=3, cutoff=0.75)]
+    return f"the nearest known: {', '.join(near[:3])}; " if near else ""
