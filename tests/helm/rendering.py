@@ -119,7 +119,7 @@ def everything() -> Release:
             "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
             "monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}},
             "commonLabels": {"team": "models"},
-            "test": {"caSecret": "authority"},
+            "test": {"caSecret": "authority", "verify": True},
         }
     )
 

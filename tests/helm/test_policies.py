@@ -23,6 +23,13 @@ def test_the_chart_as_it_comes_keeps_every_policy(policy: Policy) -> None:
     assert list(policy(render())) == []
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.__name__))
+def test_a_pod_that_verifies_the_release_keeps_every_policy(policy: Policy) -> None:
+    release = render({"test": {"verify": True}})
+    assert "Pod/llm-kvasir-verify" in [pod.of for pod in release.pods()]
+    assert list(policy(release)) == []
+
+
 def test_locking_memory_for_rdma_is_all_that_is_ever_asked_beyond_the_restricted_standard() -> None:
     found = list(policies.no_pod_is_privileged(everything()))
     assert found

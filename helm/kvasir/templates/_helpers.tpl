@@ -157,3 +157,20 @@ tolerations:
 {{- define "kvasir.gateway.url" -}}
 {{- printf "%s://%s.%s.svc:%v" (ternary "https" "http" (not (empty .Values.router.tls.secretName))) (include "kvasir.name" (dict "root" . "suffix" "router")) .Release.Namespace .Values.router.service.port -}}
 {{- end -}}
+
+{{/* The model that `helm test` asks for: the first that generates; empty if none does. */}}
+{{- define "kvasir.test.model" -}}
+{{- $spec := include "kvasir.config" . | fromJson }}
+{{- $model := dict }}
+{{- range $candidate := prepend (default list $spec.models) (default dict $spec.model) }}
+{{- $called := default (dig "served_name" "" $candidate) $candidate.name | default (dig "source" "kvasir-tiny" $candidate | trimSuffix "/" | base) }}
+{{- range $pool := $spec.pools }}
+{{- if and (ne $pool.role "embed") (or (eq (dig "model" "" $pool) $called) (and (not (hasKey $pool "model")) (not (hasKey $candidate "name")))) }}
+{{- if not $model.name }}
+{{- $_ := set $model "name" $called }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- default "" $model.name -}}
+{{- end }}

@@ -17,129 +17,22 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.help_texts import (
+    CHECK_EPILOG,
+    DRAIN_EPILOG,
+    EXPLAIN_EPILOG,
+    GET_EPILOG,
+    KEYS_EPILOG,
+    RESTART_EPILOG,
+    SCALE_EPILOG,
+    TOP_EPILOG,
+    UP_EPILOG,
+    VERIFY_EPILOG,
+)
 
 if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
     from kvasir_platform.cluster.local.launcher import LauncherFactory
-
-_EPILOG = """\
-examples:
-  kvasir up                                  serve the model that ships with Kvasir
-  kvasir up -f kvasir.yaml --port 9000       serve what a file describes
-  kvasir up --set model.source=./my-llama    change one field, without a file
-  kvasir check -f kvasir.yaml                check whether it would start here
-  kvasir status                              workers, load, processes
-  kvasir get workers                         each worker's blocks, and how well the router knows them
-  kvasir explain REQUEST_ID                  why a request ran where it ran, and its outcome
-  kvasir explain scaling                     why each pool has its size
-  kvasir scale decode=4                      set a pool's size; decode=auto returns it to the planner
-  kvasir drain WORKER                        take a worker out of service without losing a stream
-  kvasir restart POOL                        replace a pool's workers one by one, while it serves
-  kvasir keys new --tenant research          an API key for a client
-  kvasir down                                stop it, from any terminal
-
-exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is invalid, 130 or 143 a
-start was interrupted
-
-Files live in ~/.kvasir (or $KVASIR_HOME): logs and state of each deployment."""
-
-_UP_EPILOG = """\
-Checks the machine first, then starts Ray, the pools of kvasir.yaml, the router and the gateway,
-and stays in the foreground. Ctrl-C (or `kvasir down`) stops and removes everything; a
-second Ctrl-C does not wait for running requests. Interrupted before it is ready, it exits with 130
-(Ctrl-C) or 143 (SIGTERM).
-
-examples:
-  kvasir up
-  kvasir up -f deploy/examples/aggregated.yaml
-  kvasir up --set pools.decode.replicas=2 --set gateway.port=0
-  kvasir up --detach && kvasir status && kvasir down"""
-
-_CHECK_EPILOG = """\
-Checks the file, the model, the port, memory, CPUs, shared memory, limits and installed packages, and
-starts nothing. `kvasir up` runs the same checks first.
-
-examples:
-  kvasir check
-  kvasir check -f kvasir.yaml -o json"""
-
-
-_GET_EPILOG = """\
-KV is how well the router knows the blocks in a worker's prefix cache:
-  exact        every reported change is applied
-  catching_up  a snapshot is in transfer; until then the router uses its own predictions
-  predicted    the worker does not report, or its reports are not trusted; see REASON
-BLOCKS are reported by the worker, PREDICTED by the router from the requests that it sent.
-
-examples:
-  kvasir get workers
-  kvasir get workers -o json
-  KVASIR_API_KEY=… kvasir get workers --address https://gateway.example:8000"""
-
-_EXPLAIN_EPILOG = """\
-REQUEST_ID is the response's header x-request-id (or `id` in its body). The output has the candidate workers,
-the cost of each, the choice, and predicted against actual values. Columns of zeros are left out; -o json has
-them.
-
-The router keeps the decisions of running requests and of the latest that ended, up to
-routing.decision_records in kvasir.yaml.
-
-`kvasir explain scaling` shows the desired size of each pool with `scaling`, the reasons, and recent actions.
-It queries the control process: on this machine, or in the head's pod of a cluster.
-
-examples:
-  curl -si http://127.0.0.1:8000/v1/chat/completions … | grep x-request-id
-  kvasir explain scaling
-  kvasir explain da87cef2245951d6dc2c075d
-  kvasir explain da87cef2245951d6dc2c075d -o json"""
-
-
-_DRAIN_EPILOG = """\
-The worker gets no new requests from any router and completes those it runs; the command waits for that.
-Then the process can be stopped or its machine removed. `kvasir get workers` lists the names, and which
-workers drain, and why. Ctrl-C ends the wait, not the drain.
-
---undo puts the worker back. A drain lasts until the worker's process ends; a worker that is being stopped
-continues to drain.
-
-examples:
-  kvasir drain decode-7f
-  kvasir drain decode-7f --reason "kernel update" --timeout 600
-  kvasir drain decode-7f --no-wait
-  kvasir drain decode-7f --undo"""
-
-
-_RESTART_EPILOG = """\
-Each new worker starts beside the one that it replaces, with the code that is installed then. The old
-one gets no new requests and completes those it runs (worker.drain_s); the rest fails over to other workers.
-If no GPU is free for one more, each is stopped first; a pool's only worker is then not restarted.
-
-Workers of another protocol, hash version, model, tokenizer or KV layout than the running ones do not start:
-the restart ends there, and the old ones continue to serve.
-
-examples:
-  kvasir restart decode
-  kvasir restart prefill -o json"""
-
-
-_SCALE_EPILOG = """\
-A pool with `scaling` keeps the size, whatever the plan, until auto returns it to the planner, also over a
-restart of the control process. Any other pool keeps it until its size in kvasir.yaml changes. Surplus
-replicas drain first (worker.drain_s).
-
-examples:
-  kvasir scale decode=4
-  kvasir scale prefill=2 decode=6
-  kvasir scale decode=auto"""
-
-
-_KEYS_EPILOG = """\
-The line holds a hash from which the key cannot be recovered. A tenant may have several keys: to rotate one,
-add the next line, switch the clients, and remove the old line. Gateways reload within two seconds.
-
-examples:
-  kvasir keys new --tenant research --days 90
-  kvasir -o json keys new --tenant research"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -190,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         prog="kvasir",
         parents=[shared],
         description="Serve large language models with prefill and decode apart.",
-        epilog=_EPILOG,
+        epilog=TOP_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -205,33 +98,35 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    add("up", "start a deployment on this machine", spec, port, epilog=_UP_EPILOG)
+    add("up", "start a deployment on this machine", spec, port, epilog=UP_EPILOG)
     add("down", "stop a deployment and clean up after it", named)
     add("status", "show what runs: workers, load, processes", named)
     add(
         "explain",
         "explain why a request ran where it ran, or why pools have their sizes",
         gateway,
-        epilog=_EXPLAIN_EPILOG,
+        epilog=EXPLAIN_EPILOG,
     )
     commands.choices["explain"].add_argument(
         "request_id", metavar="REQUEST_ID", help="the response's header x-request-id, or the word scaling"
     )
-    add("get", "list the router's view of workers", gateway, epilog=_GET_EPILOG)
+    add("get", "list the router's view of workers", gateway, epilog=GET_EPILOG)
     commands.choices["get"].add_argument(
         "what", choices=("workers",), metavar="workers", help="the list to print"
     )
-    add("drain", "take a worker out of service, or put it back", gateway, epilog=_DRAIN_EPILOG)
+    add("drain", "take a worker out of service, or put it back", gateway, epilog=DRAIN_EPILOG)
     _add_drain_options(commands.choices["drain"])
-    add("restart", "replace a pool's workers one by one", epilog=_RESTART_EPILOG)
+    add("restart", "replace a pool's workers one by one", epilog=RESTART_EPILOG)
     commands.choices["restart"].add_argument("pool", metavar="POOL", help="as in kvasir.yaml")
     commands.choices["restart"].add_argument("--name", help="the deployment, if several run")
-    add("scale", "set a pool's size, or return it to the planner", epilog=_SCALE_EPILOG)
+    add("scale", "set a pool's size, or return it to the planner", epilog=SCALE_EPILOG)
     commands.choices["scale"].add_argument(
         "desired_sizes", metavar="POOL=N", nargs="+", help="N a number, or auto"
     )
     commands.choices["scale"].add_argument("--name", help="the deployment, if several run")
-    add("check", "check whether a deployment would start here", spec, port, epilog=_CHECK_EPILOG)
+    add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
+    add("verify", "check answers and measure speed of what runs", gateway, epilog=VERIFY_EPILOG)
+    _add_verify_options(commands.choices["verify"])
     add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
     up = commands.choices["up"]
@@ -261,7 +156,7 @@ def _add_keys(commands: argparse._SubParsersAction[_Parser], shared: _Parser) ->
         parents=[shared],
         help="print a key, once, and its line to store",
         description="Print a new API key and the line that gateways store. The key itself is not stored.",
-        epilog=_KEYS_EPILOG,
+        epilog=KEYS_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     new.add_argument(
@@ -280,6 +175,50 @@ def _add_drain_options(drain: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_verify_options(verify: argparse.ArgumentParser) -> None:
+    verify.add_argument("--model", help="its name (default: the first)")
+    verify.add_argument(
+        "--prompt-tokens",
+        type=_counts,
+        default=(64, 512, 2048),
+        metavar="N,…",
+        help="lengths of the compared prompts (64,512,2048); longer ones than the context are left out",
+    )
+    verify.add_argument(
+        "--streams",
+        type=_counts,
+        default=(1, 2, 4, 8),
+        metavar="N,…",
+        help="concurrent streams to measure (1,2,4,8); 0: measure no load",
+    )
+    verify.add_argument(
+        "--link-gbps",
+        type=float,
+        metavar="N",
+        help="link between workers in Gbit/s",
+    )
+    verify.add_argument("--report", type=Path, metavar="PREFIX", help="write PREFIX.json and PREFIX.html")
+    verify.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="limit of each request (120)"
+    )
+
+
+_MOST_STREAMS = 1024
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Parse numbers separated by commas. `0` alone: none."""
+    try:
+        found = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers separated by commas, as in 1,4,16") from None
+    if found == (0,):
+        return ()
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: each number is 1 or more")
+    return found
+
+
 def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | None = None) -> int:
     """Run one command and return its exit status. `make_launcher` replaces Ray, for tests."""
     args = parser().parse_args(argv)
@@ -296,6 +235,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
         "keys": lambda: _keys(args, output),
+        "verify": lambda: _verify(args, output),
         "version": lambda: _version(output),
     }
     try:
@@ -393,6 +333,22 @@ def _keys(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.keys import keys_new
 
     return keys_new(args.tenant, args.days, output, datetime.now(UTC))
+
+
+def _verify(args: argparse.Namespace, output: CommandOutput) -> int:
+    from datetime import UTC, datetime
+
+    from kvasir_platform.cli.commands.verify import verify
+    from kvasir_platform.cli.verify.run import VerifyOptions
+
+    options = VerifyOptions(
+        model=args.model,
+        prompt_tokens=args.prompt_tokens,
+        streams=args.streams,
+        link_bytes_per_s=None if args.link_gbps is None else args.link_gbps * 1e9 / 8,
+        timeout_s=args.timeout,
+    )
+    return verify(options, _site(args), args.report, output, datetime.now(UTC))
 
 
 def _version(output: CommandOutput) -> int:

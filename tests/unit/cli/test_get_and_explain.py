@@ -305,6 +305,19 @@ def test_the_api_key_comes_from_the_environment(
     assert gateway.keys == ["Bearer secret"]
 
 
+def test_the_api_key_can_come_from_a_file(
+    gateway: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gateway.answers["/status"] = (200, {"workers": [WORKER]})
+    (tmp_path / "key").write_text("secret\n")
+    monkeypatch.setenv("KVASIR_API_KEY_FILE", str(tmp_path / "key"))
+    assert main(["get", "workers", "--address", gateway.address]) == 0
+    assert gateway.keys == ["Bearer secret"]
+    (tmp_path / "key").unlink()
+    assert main(["get", "workers", "--address", gateway.address]) == 2
+    assert "KVASIR_API_KEY_FILE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("key", "words"), [(None, "asks for an API key"), ("old", "refuses the key")])
 def test_a_gateway_that_wants_a_key_is_answered_with_the_variable_to_set(
     gateway: Any,

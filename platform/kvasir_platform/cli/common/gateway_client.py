@@ -1,6 +1,6 @@
 """Requests to a running gateway: readiness, workers, decisions, and drains.
 
-If the gateway requires an API key, it is read from $KVASIR_API_KEY.
+If the gateway requires an API key, it is $KVASIR_API_KEY, or in the file $KVASIR_API_KEY_FILE.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -23,6 +24,19 @@ _RENEWAL_S = 1.5
 _BODY_LIMIT = 8 << 20
 _REASON_LIMIT = 1000
 KEY_VARIABLE = "KVASIR_API_KEY"
+KEY_FILE_VARIABLE = "KVASIR_API_KEY_FILE"
+
+
+def key_headers() -> dict[str, str]:
+    """Return the header with the API key, empty without a key. Raises ConfigError if its file cannot be
+    read."""
+    key = os.environ.get(KEY_VARIABLE)
+    if not key and (name := os.environ.get(KEY_FILE_VARIABLE)):
+        try:
+            key = Path(name).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{KEY_FILE_VARIABLE}: {name} cannot be read: {error}") from error
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def get(site: Site, path: str, pause: Callable[[float], None] = time.sleep) -> tuple[int, bytes]:
@@ -49,8 +63,7 @@ def _try(method: str, site: Site, path: str, body: dict[str, Any] | None) -> tup
     connection: http.client.HTTPConnection | None = None
     try:
         connection = site.connect(_TIMEOUT_S)
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = key_headers()
         if body is not None:
             headers["Content-Type"] = "application/json"
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -85,15 +98,21 @@ def reason_in(body: bytes) -> str:
     return str(value)[:_REASON_LIMIT]
 
 
-def workers(site: Site) -> Sequence[dict[str, Any]]:
-    """Return the gateway's view of its workers (`kvasir.ports.router.WorkerView` as JSON). Raises
-    UpstreamError if it does not answer, or the response is another."""
-    found = _asked(site, "/status").get("workers")
-    if not isinstance(found, list):
+def status_of(site: Site) -> dict[str, Any]:
+    """Return the gateway's /status. Raises UpstreamError if it does not answer, or the response is not
+    that."""
+    found = _asked(site, "/status")
+    if not isinstance(found.get("workers"), list):
         raise UpstreamError(
             f"the gateway at {site.authority} returned no workers at /status; is it a Kvasir gateway?"
         )
-    return [worker for worker in found if isinstance(worker, dict)]
+    return found
+
+
+def workers(site: Site) -> Sequence[dict[str, Any]]:
+    """Return the gateway's view of its workers (`kvasir.ports.router.WorkerView` as JSON). Raises
+    UpstreamError as above."""
+    return [worker for worker in status_of(site)["workers"] if isinstance(worker, dict)]
 
 
 def decisions(site: Site, request_id: str) -> dict[str, Any]:
@@ -115,9 +134,7 @@ def _asked(site: Site, path: str) -> dict[str, Any]:
 
 def _checked(site: Site, path: str, status: int, body: bytes) -> dict[str, Any]:
     if status == 401:
-        sent = (
-            f"refuses the key in ${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else "asks for an API key"
-        )
+        sent = f"refuses the key in ${KEY_VARIABLE}" if key_headers() else "asks for an API key"
         raise UpstreamError(
             f"the gateway at {site.authority} {sent}; set {KEY_VARIABLE} to one of its keys",
             code="invalid_api_key",

@@ -80,6 +80,7 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "role": None if identity is None else identity.role,
         "assigned": view.assigned,
         "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
+        "hardware": None if identity is None else asdict(identity.hardware),
         "epoch": None if identity is None else identity.epoch,
         "load": view.load,
         "kv": None if view.kv is None else _kv(view.kv, now),

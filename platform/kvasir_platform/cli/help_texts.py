@@ -1,0 +1,133 @@
+"""What follows the options in `kvasir COMMAND --help`: how each command is used."""
+
+from __future__ import annotations
+
+TOP_EPILOG = """\
+examples:
+  kvasir up                                  serve the model that ships with Kvasir
+  kvasir up -f kvasir.yaml --port 9000       serve what a file describes
+  kvasir up --set model.source=./my-llama    change one field, without a file
+  kvasir check -f kvasir.yaml                check whether it would start here
+  kvasir status                              workers, load, processes
+  kvasir get workers                         each worker's blocks, and how well the router knows them
+  kvasir explain REQUEST_ID                  why a request ran where it ran, and its outcome
+  kvasir explain scaling                     why each pool has its size
+  kvasir scale decode=4                      set a pool's size; decode=auto returns it to the planner
+  kvasir drain WORKER                        take a worker out of service without losing a stream
+  kvasir restart POOL                        replace a pool's workers one by one, while it serves
+  kvasir verify                              whether answers are right, and how fast they come
+  kvasir keys new --tenant research          an API key for a client
+  kvasir down                                stop it, from any terminal
+
+exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is invalid, 130 or 143 a
+start was interrupted
+
+Files live in ~/.kvasir (or $KVASIR_HOME): logs and state of each deployment."""
+
+UP_EPILOG = """\
+Checks the machine first, then starts Ray, the pools of kvasir.yaml, the router and the gateway,
+and stays in the foreground. Ctrl-C (or `kvasir down`) stops and removes everything; a
+second Ctrl-C does not wait for running requests. Interrupted before it is ready, it exits with 130
+(Ctrl-C) or 143 (SIGTERM).
+
+examples:
+  kvasir up
+  kvasir up -f deploy/examples/aggregated.yaml
+  kvasir up --set pools.decode.replicas=2 --set gateway.port=0
+  kvasir up --detach && kvasir status && kvasir down"""
+
+CHECK_EPILOG = """\
+Checks the file, the model, the port, memory, CPUs, shared memory, limits and installed packages, and
+starts nothing. `kvasir up` runs the same checks first.
+
+examples:
+  kvasir check
+  kvasir check -f kvasir.yaml -o json"""
+
+GET_EPILOG = """\
+KV is how well the router knows the blocks in a worker's prefix cache:
+  exact        every reported change is applied
+  catching_up  a snapshot is in transfer; until then the router uses its own predictions
+  predicted    the worker does not report, or its reports are not trusted; see REASON
+BLOCKS are reported by the worker, PREDICTED by the router from the requests that it sent.
+
+examples:
+  kvasir get workers
+  kvasir get workers -o json
+  KVASIR_API_KEY=… kvasir get workers --address https://gateway.example:8000"""
+
+EXPLAIN_EPILOG = """\
+REQUEST_ID is the response's header x-request-id (or `id` in its body). The output has the candidate workers,
+the cost of each, the choice, and predicted against actual values. Columns of zeros are left out; -o json has
+them.
+
+The router keeps the decisions of running requests and of the latest that ended, up to
+routing.decision_records in kvasir.yaml.
+
+`kvasir explain scaling` shows the desired size of each pool with `scaling`, the reasons, and recent actions.
+It queries the control process: on this machine, or in the head's pod of a cluster.
+
+examples:
+  curl -si http://127.0.0.1:8000/v1/chat/completions … | grep x-request-id
+  kvasir explain scaling
+  kvasir explain da87cef2245951d6dc2c075d
+  kvasir explain da87cef2245951d6dc2c075d -o json"""
+
+DRAIN_EPILOG = """\
+The worker gets no new requests from any router and completes those it runs; the command waits for that.
+Then the process can be stopped or its machine removed. `kvasir get workers` lists the names, and which
+workers drain, and why. Ctrl-C ends the wait, not the drain.
+
+--undo puts the worker back. A drain lasts until the worker's process ends; a worker that is being stopped
+continues to drain.
+
+examples:
+  kvasir drain decode-7f
+  kvasir drain decode-7f --reason "kernel update" --timeout 600
+  kvasir drain decode-7f --no-wait
+  kvasir drain decode-7f --undo"""
+
+RESTART_EPILOG = """\
+Each new worker starts beside the one that it replaces, with the code that is installed then. The old
+one gets no new requests and completes those it runs (worker.drain_s); the rest fails over to other workers.
+If no GPU is free for one more, each is stopped first; a pool's only worker is then not restarted.
+
+Workers of another protocol, hash version, model, tokenizer or KV layout than the running ones do not start:
+the restart ends there, and the old ones continue to serve.
+
+examples:
+  kvasir restart decode
+  kvasir restart prefill -o json"""
+
+SCALE_EPILOG = """\
+A pool with `scaling` keeps the size, whatever the plan, until auto returns it to the planner, also over a
+restart of the control process. Any other pool keeps it until its size in kvasir.yaml changes. Surplus
+replicas drain first (worker.drain_s).
+
+examples:
+  kvasir scale decode=4
+  kvasir scale prefill=2 decode=6
+  kvasir scale decode=auto"""
+
+VERIFY_EPILOG = """\
+Sends requests to a running deployment, which goes on serving its other clients, and compares greedy tokens
+as the router decides (prefill and decode apart, or from the prefix cache) with the same request whole on one
+worker. Then it measures TTFT, ITL and throughput at several loads, and waits until no request, KV block or
+lease is left. A difference where the reference itself holds two tokens for nearly equally likely passes.
+
+The report names the hardware: PREFIX.json and PREFIX.html. An operator's key is needed where keys are
+(KVASIR_API_KEY). Exit status 1: a check failed.
+
+examples:
+  kvasir verify
+  kvasir verify --report /tmp/verify --link-gbps 400
+  kvasir verify --prompt-tokens 1000,8000 --streams 1,16,64
+  kubectl exec deploy/NAME-router -- kvasir verify --address 127.0.0.1:8000"""
+
+KEYS_EPILOG = """\
+The line holds a hash from which the key cannot be recovered. A tenant may have several keys: to rotate one,
+add the next line, switch the clients, and remove the old line. Gateways reload within two seconds.
+
+examples:
+  kvasir keys new --tenant research --days 90
+  kvasir -o json keys new --tenant research"""

@@ -1,0 +1,1 @@
+"""`kvasir verify`: measures a running deployment, and checks that its answers are right."""
