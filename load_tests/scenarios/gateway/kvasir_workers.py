@@ -41,7 +41,7 @@ class Workers:
         role = deployment.pool(pool).role
         self._pool = pool
         self._engines = [
-            ScriptedEngine(model.name, pool, role, digest, model.max_model_len) for _ in range(count)
+            ScriptedEngine(model.name, pool, role, digest, model.context_length) for _ in range(count)
         ]
         self._following: list[asyncio.Task[str]] = []
 

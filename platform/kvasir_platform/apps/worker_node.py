@@ -22,7 +22,7 @@ from uuid import uuid4
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import resolve_model, tokenizer_digest
-from kvasir.config.load.model_support import refuse_model
+from kvasir.config.load.model_support import refuse_model, with_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.identity import WorkerIdentity
@@ -56,6 +56,7 @@ def build_engine(
     """Return the engine adapter that a pool of the single-model `deployment` names, at `place` if it has
     several nodes. Raises ConfigError if its model cannot be found or served."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
+    deployment = with_length(deployment, folder)
     embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":
         from kvasir_platform.gateway.prompt.golden import edge_golden

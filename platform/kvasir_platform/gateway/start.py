@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from kvasir.config.load.model_files import matryoshka, resolve_model
+from kvasir.config.load.model_support import with_length
 from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
@@ -41,7 +42,8 @@ def make_models(deployment: Deployment) -> ModelTable:
         folder = resolve_model(view.model.source, view.model.revision)
         if folder not in pools:
             pools[folder] = TokenizerPool(ModelTokenizer.from_folder(folder, deployment.tokenizer))
-        models.append(EdgeModel.of(view, pools[folder], matryoshka(folder, view.model.matryoshka)))
+        dimensions = matryoshka(folder, view.model.matryoshka)
+        models.append(EdgeModel.of(with_length(view, folder), pools[folder], dimensions))
     return_memory()
     return ModelTable(models)
 

@@ -237,3 +237,22 @@ def test_weights_that_the_engine_makes_up_are_not_needed(tmp_path: Path) -> None
     assert "no safetensors" in the_error(folder).message
     dummy = [f"pools.{name}.engine.args={{load_format: dummy}}" for name in ("prefill", "decode")]
     assert [f.level for f in found(folder, *dummy)] == ["ok"]
+
+
+def test_a_model_without_a_stated_maximum_needs_a_number(tmp_path: Path) -> None:
+    assert [f.level for f in found(write_model(tmp_path / "a", LLAMA), "model.max_model_len=auto")] == ["ok"]
+    silent = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    finding = the_error(write_model(tmp_path / "b", silent), "model.max_model_len=auto")
+    assert "config.json states no number of positions" in finding.message
+    assert finding.remedy == "set model.max_model_len to a number"
+
+
+def test_a_prompt_of_the_models_own_length_must_fit_in_a_step_without_chunks(tmp_path: Path) -> None:
+    whole = [
+        f"pools.{name}.engine.{each}"
+        for name in ("prefill", "decode")
+        for each in ("chunked_prefill=false", "max_num_batched_tokens=4095")
+    ]
+    messages = [f.message for f in found(write_model(tmp_path, LLAMA), "model.max_model_len=auto", *whole)]
+    assert len(messages) == 2
+    assert all("4095 is less than the 4096 tokens of model.max_model_len auto" in each for each in messages)

@@ -40,7 +40,7 @@ def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
     found: list[ModelProblem] = []
     for pools, used in _as_served(view, config):
         found.extend(_architecture(view, [pool for pool in pools if pool.engine.kind == "vllm"], used))
-        found.extend(_positions(view, used))
+        found.extend(_positions(view, pools, used))
     if view.model.quantization == "int8" and config.quantization is not None:
         message = f"model.quantization is int8, and {config.folder} is quantized already"
         found.append(ModelProblem(message, "set model.quantization to none, or take the unquantized model"))
@@ -54,6 +54,27 @@ def refuse_model(view: Deployment, folder: Path) -> None:
         raise ConfigError("\n".join(map(str, problems)))
     if needs_weights(view):
         read_tensors(folder)
+
+
+def served_length(view: Deployment, config: ModelConfig) -> int | None:
+    """Return the maximum tokens of prompt and output together with which the pools of `view` serve the model
+    with `config`. None if it is to be the model's own maximum, and its configuration states none."""
+    if view.model.max_model_len != "auto":
+        return view.model.max_model_len
+    lengths = [used.default_positions for _, used in _as_served(view, config)]
+    known = [length for length in lengths if length is not None]
+    return min(known) if known and len(known) == len(lengths) else None
+
+
+def with_length(view: Deployment, folder: Path) -> Deployment:
+    """Return `view` with a number for `max_model_len`. Raises ConfigError if the model in `folder` states no
+    maximum of its own."""
+    if view.model.max_model_len != "auto":
+        return view
+    length = served_length(view, read_model_config(folder))
+    if length is None:
+        raise ConfigError(str(_no_length(folder)))
+    return view.model_copy(update={"model": view.model.model_copy(update={"max_model_len": length})})
 
 
 def needs_weights(view: Deployment) -> bool:
@@ -78,13 +99,38 @@ def _as_served(view: Deployment, config: ModelConfig) -> list[tuple[list[PoolSpe
     return found
 
 
-def _positions(view: Deployment, config: ModelConfig) -> Iterator[ModelProblem]:
+def _positions(view: Deployment, pools: Sequence[PoolSpec], config: ModelConfig) -> Iterator[ModelProblem]:
     limit, wanted = config.max_positions, view.model.max_model_len
-    if limit is not None and wanted > limit:
+    if wanted == "auto":
+        yield from _own_positions(pools, config)
+    elif limit is not None and wanted > limit:
         yield ModelProblem(
             f"model.max_model_len is {wanted}, and the model supports {limit} positions",
             f"set model.max_model_len to {limit} or less",
         )
+
+
+def _own_positions(pools: Sequence[PoolSpec], config: ModelConfig) -> Iterator[ModelProblem]:
+    length = config.default_positions
+    if length is None:
+        yield _no_length(config.folder)
+        return
+    for pool in pools:
+        engine = pool.engine
+        if not engine.chunked_prefill and engine.max_num_batched_tokens < length:
+            yield ModelProblem(
+                f"pools.{pool.name}.engine.max_num_batched_tokens: {engine.max_num_batched_tokens} is less "
+                f"than the {length} tokens of model.max_model_len auto, and without chunked_prefill a prompt "
+                "must fit in one step",
+                "raise it, turn chunked_prefill on, or set model.max_model_len",
+            )
+
+
+def _no_length(folder: Path) -> ModelProblem:
+    return ModelProblem(
+        f"model.max_model_len is auto, and {folder}/config.json states no number of positions",
+        "set model.max_model_len to a number",
+    )
 
 
 def _architecture(view: Deployment, pools: Sequence[PoolSpec], config: ModelConfig) -> Iterator[ModelProblem]:

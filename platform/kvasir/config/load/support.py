@@ -46,10 +46,11 @@ def unsupported_features(deployment: Deployment, *, platform: Platform) -> list[
 
 def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
     engine, at = pool.engine, f"pools.{pool.name}.engine"
-    if not engine.chunked_prefill and engine.max_num_batched_tokens < deployment.model.max_model_len:
+    length = deployment.model.max_model_len
+    if length != "auto" and not engine.chunked_prefill and engine.max_num_batched_tokens < length:
         yield (
             f"{at}.max_num_batched_tokens: {engine.max_num_batched_tokens} is less than model.max_model_len "
-            f"{deployment.model.max_model_len}, and without chunked_prefill a prompt must fit in one step; "
+            f"{length}, and without chunked_prefill a prompt must fit in one step; "
             "raise it or turn chunked_prefill on"
         )
     if engine.max_num_batched_tokens < engine.max_num_seqs:

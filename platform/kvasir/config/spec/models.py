@@ -25,8 +25,9 @@ class WeightsSpec(Spec):
     """Branch, tag or commit of the Hugging Face repository."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of weights and activations."""
-    max_model_len: int = Field(default=4096, ge=16, le=10_000_000)
-    """Maximum tokens of prompt and output together."""
+    max_model_len: Annotated[int, Field(ge=16, le=10_000_000)] | Literal["auto"] = 4096
+    """Maximum tokens of prompt and output together. `auto`: as many as the model supports by its config.json.
+    The KV cache must hold one request of this length."""
     quantization: Literal["none", "int8"] = "none"
     """`int8` quantizes the weights of Linear layers when the worker loads them."""
     trust_remote_code: bool = False
@@ -35,6 +36,14 @@ class WeightsSpec(Spec):
     matryoshka: bool | None = None
     """Whether the embeddings of the model can be truncated to fewer `dimensions`. Default: as its config.json
     declares. Some models support it without declaring it."""
+
+    @property
+    def context_length(self) -> int:
+        """`max_model_len` as a number. Raises RuntimeError if that depends on the model's config.json, which
+        `kvasir.config.load.model_support.with_length` reads."""
+        if self.max_model_len == "auto":
+            raise RuntimeError(f"model {self.source}: max_model_len is auto, and has not been resolved")
+        return self.max_model_len
 
 
 class ModelSpec(WeightsSpec):

@@ -31,10 +31,11 @@ class EdgeModel:
     def of(
         cls, view: Deployment, tokenizer: Tokenizer | TokenizerPool, matryoshka: Matryoshka | None = None
     ) -> EdgeModel:
-        """Return the model of a single-model deployment. Models with the same tokenizer may share a pool."""
+        """Return the model of a single-model deployment, whose `max_model_len` is a number. Models with the
+        same tokenizer may share a pool."""
         return cls(
             name=view.model.name,
-            context=view.model.max_model_len,
+            context=view.model.context_length,
             adapters=tuple(lora.name for lora in view.lora),
             capabilities=model_capabilities(view),
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),

@@ -93,7 +93,7 @@ def _tokens(rng: Rng, count: int) -> tuple[int, ...]:
 def expected(deployment: Deployment, request: Request, pool: str) -> list[ModelOutput]:
     """The answer of the simulated model of `pool` to a request, choice by choice."""
     model, engine = SimModel(), deployment.pool(pool).engine
-    room = deployment.model.max_model_len - len(request.tokens)
+    room = deployment.model.context_length - len(request.tokens)
     limit = min(room, request.sampling.max_tokens or room)
     answers = []
     for index in range(request.sampling.n):

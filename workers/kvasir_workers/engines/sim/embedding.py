@@ -78,7 +78,7 @@ class SimEmbeddingEngine:
             model=model.name,
             revision=model.revision,
             tokenizer_digest=self._tokenizer_digest,
-            max_model_len=model.max_model_len,
+            max_model_len=model.context_length,
             kv=NO_KV,
             kv_blocks=0,
             engine="sim",
@@ -151,7 +151,7 @@ class SimEmbeddingEngine:
             return "duplicate_request", f"{request.request_id} is still live"
         if len(self._live) >= self._max_live:
             return "no_capacity", f"{self._max_live} requests are live on this worker"
-        return refusal(request, adapters=self._adapters, max_tokens=self._deployment.model.max_model_len)
+        return refusal(request, adapters=self._adapters, max_tokens=self._deployment.model.context_length)
 
     async def _step_forever(self, sink: StepSink) -> None:
         while True:

@@ -183,7 +183,7 @@ class VllmEngine(VllmReplica[LegStream]):
         """Return the code and the message of the first rule that `request` breaks."""
         if full := self._full(request):
             return full
-        limit, length = self._deployment.model.max_model_len, len(request.tokens)
+        limit, length = self._deployment.model.context_length, len(request.tokens)
         if length >= limit:
             return "context_length_exceeded", f"the prompt has {length} tokens; at most {limit - 1} fit"
         disaggregated = self._deployment.disaggregated

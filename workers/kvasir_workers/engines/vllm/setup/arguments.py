@@ -101,7 +101,7 @@ def engine_arguments(
         "served_model_name": deployment.model.name,
         "dtype": deployment.model.dtype,
         "trust_remote_code": deployment.model.trust_remote_code,
-        "max_model_len": deployment.model.max_model_len,
+        "max_model_len": deployment.model.context_length,
         "seed": engine.seed,
         "block_size": engine.block_size,
         "kv_cache_memory_bytes": engine.kv_cache_bytes,
