@@ -8,6 +8,7 @@
     ├── ProtocolError           the peer violated the session protocol
     ├── TransferError           KV blocks did not arrive; the receiver recomputes or fails
     ├── ConfigError             the deployment cannot start with this kvasir.yaml or on this machine
+    │   └── EngineStartError    an engine did not start: has the root error and a remedy
     └── StartError              a process of the deployment did not start, or ended: names its log
 
 Codes are stable: clients and dashboards match on them, never on messages.
@@ -86,13 +87,24 @@ class ConfigError(KvasirError):
     code = "config_error"
 
 
+class EngineStartError(ConfigError):
+    """An engine did not start. `message` is one sentence with the root error; `remedy` says what to change,
+    "" if that is unknown; `permanent`: another start with the same spec fails in the same way."""
+
+    def __init__(self, message: str, *, remedy: str = "", permanent: bool = False) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.permanent = permanent
+
+
 class StartError(KvasirError):
     """A process of the deployment did not start, or ended unexpectedly. `log` is the path of its output, ""
-    for none; `remedy` says what to do."""
+    for none; `remedy` says what to do; `is_root`: `message` is the root error, and the log adds no other."""
 
     code = "start_failed"
 
-    def __init__(self, message: str, *, log: str = "", remedy: str = "") -> None:
+    def __init__(self, message: str, *, log: str = "", remedy: str = "", is_root: bool = False) -> None:
         super().__init__(message)
         self.log = log
         self.remedy = remedy
+        self.is_root = is_root

@@ -24,7 +24,7 @@ from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import resolve_model, tokenizer_digest
 from kvasir.config.load.model_support import refuse_model, with_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
-from kvasir.core.errors import ConfigError, KvasirError
+from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Role
@@ -264,6 +264,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(serve(deployment, args.pool, token))
     except KvasirError as error:
         sys.stderr.write(f"kvasir-worker: {error.message}\n")
+        if isinstance(error, EngineStartError) and error.remedy:
+            sys.stderr.write(f"kvasir-worker: {error.remedy}\n")
         return 2
 
 

@@ -19,7 +19,8 @@ from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
 from kvasir_workers.engines.vllm.replica import CACHE_FOLDER, served_weights, with_draft
-from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment, log_level
+from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
 
 
 def follower_arguments(
@@ -40,9 +41,12 @@ async def follow(
     cache_folder: Path = CACHE_FOLDER,
 ) -> str:
     """Run this node's ranks until one of them ends; return why that ends the engine. Raise ConfigError if
-    they do not start."""
+    they do not start; for an error of vLLM, it is an EngineStartError."""
     cpus = len(os.sched_getaffinity(0))
-    os.environ.update(environment(deployment, pool, cpus=cpus, platform="cpu", place=place))
+    errors = EngineErrors(log_level(deployment))
+    os.environ.update(
+        environment(deployment, pool, cpus=cpus, platform="cpu", place=place) | errors.variables
+    )
     from kvasir_workers.engines.vllm.runtime import follower_runtime
 
     platform = follower_runtime.platform()
@@ -55,8 +59,8 @@ async def follow(
             deployment, drafted, model_path=str(folder), platform=platform, place=place
         )
         await asyncio.to_thread(follower_runtime.run_ranks, arguments)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(
-            f"vLLM did not start node {place.rank} of pool {pool.name} with {model_path}: {error}"
-        ) from error
+    except START_ERRORS as error:
+        raise errors.start_error(error, pool.name, f"node {place.rank} of pool {pool.name}") from error
+    finally:
+        errors.close()
     return f"a rank of node {place.rank} ended"

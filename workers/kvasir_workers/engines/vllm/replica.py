@@ -29,7 +29,8 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import StepSink
 from kvasir_workers.engines.nodes import NodePlace
-from kvasir_workers.engines.vllm.setup.arguments import environment
+from kvasir_workers.engines.vllm.setup.arguments import environment, log_level
+from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
 from kvasir_workers.engines.vllm.setup.quantize import quantized_folder
 
 if TYPE_CHECKING:
@@ -106,15 +107,19 @@ class VllmReplica(ABC, Generic[EnteredT]):
         self._adapters: dict[str, Any] = {}
         self._sink: StepSink | None = None
         self._failed: asyncio.Future[str] | None = None
+        self._errors: EngineErrors | None = None
         self._kv_blocks = 0
 
     async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
-        """Load the model and warm up. Raise ConfigError with the reason and the remedy."""
+        """Load the model and warm up. Raise ConfigError with the reason and the remedy; for an error of vLLM,
+        it is an EngineStartError."""
         self._failed = asyncio.get_running_loop().create_future()
         # vLLM reads part of its environment at import, and its platform is known only after that.
         cpus = len(os.sched_getaffinity(0))
+        self._errors = errors = EngineErrors(log_level(self._deployment))
         os.environ.update(
             environment(self._deployment, self._pool, cpus=cpus, platform="cpu", place=self._place)
+            | errors.variables
         )
         self._runtime = runtime = await asyncio.to_thread(self._import_runtime)
         platform = runtime.platform()
@@ -130,11 +135,10 @@ class VllmReplica(ABC, Generic[EnteredT]):
             self._llm = await asyncio.to_thread(runtime.build, arguments)
             await self._load_adapters()
             identity = await self._introduce(worker_id, epoch, digest)
-        except (ValueError, RuntimeError, OSError, runtime.DEAD) as error:
+        except (*START_ERRORS, runtime.DEAD) as error:
+            reason = errors.start_error(error, self._pool.name, f"pool {self._pool.name}")
             await self.stop()
-            raise ConfigError(
-                f"vLLM did not start pool {self._pool.name} with {self._model_path}: {error}"
-            ) from error
+            raise reason from error
         self._sink = sink
         endless = self._endless()
         self._tasks = [*endless, asyncio.create_task(self._watch(endless), name="vllm-watch")]
@@ -164,6 +168,8 @@ class VllmReplica(ABC, Generic[EnteredT]):
         """Abort running requests and end the child processes. Idempotent."""
         await self._end_tasks()
         await self._shut_down()
+        if self._errors is not None:
+            self._errors.close()
 
     # -- each engine's own ---------------------------------------------------------------------------
 
@@ -260,7 +266,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
         handler = self._llm.output_handler
         ended, _ = await asyncio.wait([handler, *endless], return_when=asyncio.FIRST_COMPLETED)
         cause = next((task.exception() for task in endless if task in ended), self._llm.dead_error)
-        reason = f"vLLM's engine core ended: {cause}"
+        reason = f"vLLM's engine core ended: {cause if self._errors is None else self._errors.why(cause)}"
         if self._failed is not None and not self._failed.done():
             self._failed.set_result(reason)
         for entered in list(self._live.values()):

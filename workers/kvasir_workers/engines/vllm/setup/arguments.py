@@ -56,6 +56,11 @@ class EventEndpoints:
         return self.events + suffix, self.replay + suffix
 
 
+def log_level(deployment: Deployment) -> str:
+    """Return the level of vLLM's logs."""
+    return _LOG_LEVELS[deployment.telemetry.log_level]
+
+
 def compilers(engine: EngineSpec) -> tuple[str, ...]:
     """Return the compilers of output rules, in order of preference."""
     return ("xgrammar", "guidance") if engine.structured_outputs == "auto" else (engine.structured_outputs,)
@@ -174,7 +179,7 @@ def environment(
         # The core process then also is the worker: one process less, and it idles at 0.02 core.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": _LOG_LEVELS[deployment.telemetry.log_level],
+        "VLLM_LOGGING_LEVEL": log_level(deployment),
         # One engine step is handled in one event loop iteration, so that it becomes one message.
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, 2 * pool.engine.max_num_seqs)),
         # The address where the ranks of one replica connect: local while they are on one node.
