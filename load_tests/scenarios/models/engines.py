@@ -37,6 +37,7 @@ STEP_TOKENS = 512
 KV_BYTES = 64 << 20
 CONTEXT = 2560
 MARK = "RESULT "
+_FILLER_TOKENS = 128
 
 Logprobs = list[dict[int, float]]
 
@@ -172,10 +173,11 @@ async def _generate(mode: str, model: TinyModel, benches: Sequence[EngineBench])
 
 
 async def _fill(bench: EngineBench) -> None:
+    """Fill the cache with prompts that no window is shorter than, whose blocks all stay."""
     rng = random.Random(11)
-    tokens = LENGTHS[-1]
-    for _ in range(bench.identity.kv_blocks * BLOCK // tokens + 1):
-        await bench.generate([100 + rng.randrange(3900) for _ in range(tokens)], Sampling(max_tokens=1))
+    for _ in range(bench.identity.kv_blocks // (_FILLER_TOKENS // BLOCK) + 1):
+        filler = [100 + rng.randrange(3900) for _ in range(_FILLER_TOKENS)]
+        await bench.generate(filler, Sampling(max_tokens=1))
 
 
 async def _one(benches: Sequence[EngineBench], prompt: list[int], adapter: str | None = None) -> Recorded:

@@ -20,7 +20,7 @@ from tests.kit.models.architectures import TinyModel
 
 from load_tests.scenarios.models.results import Cell
 
-_START_S = 300
+_CAUSE = 400
 _PROMPT_TOKENS = 2000
 _TOOL = {
     "type": "function",

@@ -43,6 +43,7 @@ def write_page(results: Mapping[str, Mapping[str, Cell]], machine: str) -> Path:
     for model in known:
         cells = results[model.name]
         lines.append(_row([model.name, f"`{model.architecture}`", *_shown(cells)]))
+        notes += [f"- {model.name}: {model.remark}"] if model.remark else []
         notes += [f"- {model.name}, {column}: {cell.note}" for column, cell in cells.items() if cell.note]
     PAGE.write_text("\n".join([*lines, "", "## Notes", "", *notes]) + "\n", encoding="utf-8")
     return PAGE

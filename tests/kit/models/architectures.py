@@ -37,7 +37,8 @@ class TinyModel:
     """One model to make: `config` names a configuration class of transformers and `architecture` its model
     class, `fields` are what differs from the common ones, where None removes one. `adapts` names the Linear
     layers of a LoRA adapter, () for no adapter. `quantization` is how the weights of Linear layers are
-    stored."""
+    stored; `half` is for models that vLLM runs in bfloat16 only, `template` is False for no chat template.
+    `remark` explains results that are vLLM's own."""
 
     name: str
     config: str
@@ -47,6 +48,8 @@ class TinyModel:
     adapts: tuple[str, ...] = ("self_attn.q_proj", "self_attn.v_proj")
     quantization: Literal["", "awq", "gptq", "w4a16", "fp8", "int8"] = ""
     template: bool = True
+    half: bool = False
+    remark: str = ""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -57,7 +60,7 @@ class TinyModel:
     @property
     def dtype(self) -> Literal["bfloat16", "float32"]:
         """The dtype to serve it in: 32 bits where kernels exist, so that tokens can be compared."""
-        return "bfloat16" if self.quantization else "float32"
+        return "bfloat16" if self.quantization or self.half else "float32"
 
 
 _LLAMA3_ROPE = {
@@ -80,6 +83,7 @@ _MLA: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
+    "topk_method": "noaux_tc",
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 128,
 }
@@ -87,10 +91,10 @@ _NEXT: dict[str, Any] = {
     **_MOE,
     "head_dim": 64,
     "shared_expert_intermediate_size": 128,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 _GRANITE_HYBRID: dict[str, Any] = {
     "layer_types": ["mamba", "mamba", "mamba", "attention"],
@@ -149,8 +153,17 @@ MODELS: tuple[TinyModel, ...] = (
         },
         adapts=(),
     ),
-    TinyModel("deepseek-v3", "DeepseekV3Config", "DeepseekV3ForCausalLM", _MLA, adapts=()),
-    TinyModel("qwen3-next", "Qwen3NextConfig", "Qwen3NextForCausalLM", _NEXT, adapts=()),
+    TinyModel(
+        "deepseek-v3",
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        _MLA,
+        adapts=(),
+        remark="vLLM has no prefix cache for MLA on CPUs without AMX, so that no prompt is found again and "
+        "tiers have no keys; and it computes the last token of a prompt with another kernel if it computes "
+        "it alone, as a decode engine does (docs/KV.md)",
+    ),
+    TinyModel("qwen3-next", "Qwen3NextConfig", "Qwen3NextForCausalLM", _NEXT, adapts=(), half=True),
     TinyModel(
         "lfm2",
         "Lfm2Config",

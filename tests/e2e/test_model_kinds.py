@@ -1,0 +1,119 @@
+"""KV of several kinds between real engines, with tiny models of random weights.
+
+float32 and one thread each, so that equal KV gives equal tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.recorder import Recorded
+from tests.kit.models.architectures import named
+from tests.kit.models.maker import make_model
+
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.core.requests import Leg, PositionLogprobs, Role, Sampling
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+GREEDY = Sampling(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=5)
+
+
+@dataclass
+class HandedOver:
+    """A prefill and a decode engine of one model."""
+
+    prefill: EngineBench
+    decode: EngineBench
+
+    async def apart(self, prompt: list[int]) -> Recorded:
+        """Prefill on one engine, decode on the other."""
+        offered = await self.prefill.generate(prompt, GREEDY, leg=Leg.PREFILL)
+        assert offered.last is not None
+        assert offered.last.handoff is not None, offered.last.error_message
+        return await self.decode.generate(prompt, GREEDY, leg=Leg.DECODE, handoff=offered.last.handoff)
+
+    async def together(self, prompt: list[int]) -> Recorded:
+        """Both on the prefill engine, on KV of its own: the salt hides what is cached."""
+        return await self.prefill.generate(prompt, GREEDY, salt="aggregated")
+
+
+@asynccontextmanager
+async def handed_over(name: str, folder: Path) -> AsyncIterator[HandedOver]:
+    pytest.importorskip("vllm")
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    source = make_model(named(name), folder)
+    engine = EngineSpec(kv_cache_bytes=64 << 20, threads=1, max_num_batched_tokens=512, max_num_seqs=8)
+    spec = Deployment(
+        model=ModelSpec(source=str(source), dtype="float32", max_model_len=2048),
+        disaggregation="always",
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
+            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
+        ),
+    )
+    engines = [VllmEngine(spec, pool, model_path=str(source)) for pool in spec.pools]
+    try:
+        starts = [start_bench(each, f"{pool.name}-0") for each, pool in zip(engines, spec.pools, strict=True)]
+        yield HandedOver(*await asyncio.gather(*starts))
+    finally:
+        await asyncio.gather(*(each.stop() for each in engines))
+
+
+def first_logprobs(done: Recorded, position: int = 0) -> dict[int, float]:
+    """The likeliest tokens at a position of the output."""
+    found: PositionLogprobs = done.choice().logprobs[position]
+    return {each.token_id: each.logprob for each in found.top}
+
+
+def gap(one: dict[int, float], other: dict[int, float]) -> float:
+    """The largest difference of what both have."""
+    return max(abs(one[token] - other[token]) for token in one.keys() & other.keys())
+
+
+async def test_a_model_with_interleaved_windows_is_handed_over_with_equal_tokens(tmp_path: Path) -> None:
+    prompts = FreshPrompts(random.Random(5))
+    async with handed_over("gemma3", tmp_path) as pair:
+        # Within the window of 256 tokens, beyond it, and in several steps.
+        for length in (200, 500, 1300):
+            prompt = prompts.fresh(length)
+            apart = await pair.apart(prompt)
+            assert apart.choice().tokens == (await pair.together(prompt)).choice().tokens
+            assert apart.last is not None
+            assert apart.last.usage is not None
+            assert apart.last.usage.transferred_tokens == length - 1
+            again = await pair.apart(prompt)
+            assert again.choice().tokens == apart.choice().tokens
+            assert again.last is not None
+            assert again.last.usage is not None
+            assert again.last.usage.cached_tokens
+
+
+@pytest.mark.soak
+async def test_a_latent_is_handed_over_exactly_and_differs_by_the_kernel_of_the_last_token(
+    tmp_path: Path,
+) -> None:
+    """vLLM computes a prompt's attention with expanded keys and values, and that of single tokens on the
+    latent itself. The decoding engine computes the last token of the prompt alone, so with the other kernel:
+    as one engine does that is given this token after the others, and not as one that is given all at once."""
+    prompts = FreshPrompts(random.Random(5))
+    async with handed_over("deepseek-v3", tmp_path) as pair:
+        kernels = []
+        for length in (64, 350, 1000):
+            prompt = prompts.fresh(length)
+            apart = first_logprobs(await pair.apart(prompt))
+            at_once = first_logprobs(await pair.together(prompt))
+            forced = prompts.sampling(max_tokens=2, logprobs=5, allowed_token_ids=(prompt[-1],))
+            stepped = await pair.prefill.generate(prompt[:-1], forced, salt="stepped")
+            assert stepped.choice().tokens[0] == prompt[-1]
+            assert gap(apart, first_logprobs(stepped, 1)) < 1e-5
+            kernels.append(gap(apart, at_once))
+        assert max(kernels) > 1e-5
