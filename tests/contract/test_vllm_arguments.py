@@ -12,6 +12,7 @@ import pytest
 from tests.kit import vllm_arguments
 
 from kvasir.config.checks import vllm_args
+from kvasir.config.checks.quantization import AT_LOAD, ENGINE_METHODS
 from kvasir.config.checks.vllm_args import VllmArgs
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, SpeculativeSpec
@@ -26,6 +27,17 @@ def test_the_table_has_the_arguments_and_types_of_the_installed_vllm() -> None:
     names = {**vars(vllm_args)}
     wanted = {name: eval(kind, names) for name, kind in vllm_arguments.fields().items()}
     assert get_type_hints(VllmArgs) == wanted
+
+
+def test_the_methods_of_quantization_are_those_of_the_installed_vllm() -> None:
+    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
+    from vllm.model_executor.layers import quantization
+
+    # `online` is for engine.args.quantization_config, which needs no method.
+    online = set(ONLINE_QUANT_SHORTHAND_NAMES) - {"online"}
+    left_out = {*quantization.DEPRECATED_QUANTIZATION_METHODS, "online"}
+    assert set(ENGINE_METHODS) == {*quantization.QUANTIZATION_METHODS, *online} - left_out
+    assert set(AT_LOAD) == online | {"fp8", "experts_int8"}
 
 
 CONFIGS: dict[str, dict[str, Any]] = {

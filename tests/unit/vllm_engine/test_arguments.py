@@ -86,7 +86,8 @@ def test_what_the_spec_sets_cannot_be_set_a_second_time() -> None:
     everything = EngineSpec(
         reasoning_parser="qwen3", tensor_parallel_size=2, nodes=2, speculative=SpeculativeSpec()
     )
-    deployment = one_pool(everything, lora=(LoraSpec(name="a", path="/a"),), tiers=TIERS)
+    model = ModelSpec(quantization="fp8")
+    deployment = one_pool(everything, lora=(LoraSpec(name="a", path="/a"),), tiers=TIERS, model=model)
     pool = PoolSpec(name="vectors", role=Role.EMBED)
     embeds = Deployment(pools=(pool,)).views()[0]
     made = engine_arguments(
@@ -111,6 +112,12 @@ def test_further_arguments_are_applied_last() -> None:
 def test_code_of_a_model_is_run_only_if_the_spec_says_so() -> None:
     assert arguments(one_pool())["trust_remote_code"] is False
     assert arguments(one_pool(model=ModelSpec(trust_remote_code=True)))["trust_remote_code"] is True
+
+
+def test_vllm_is_given_its_own_methods_of_quantization_only() -> None:
+    assert "quantization" not in arguments(one_pool())
+    assert "quantization" not in arguments(one_pool(model=ModelSpec(quantization="int8")))
+    assert arguments(one_pool(model=ModelSpec(quantization="awq")))["quantization"] == "awq"
 
 
 def test_only_a_deployment_that_moves_kv_gets_a_connector() -> None:
@@ -189,6 +196,7 @@ def test_the_default_deployment_is_refused_nowhere_that_it_fits() -> None:
         ("cpu", {"pipeline_parallel_size": 2}, {}, "engine.pipeline_parallel_size"),
         ("cpu", {"expert_parallel": True}, {}, "engine.expert_parallel"),
         ("cpu", {}, {"model": ModelSpec(quantization="int8", dtype="float32")}, "model.dtype"),
+        ("cpu", {}, {"model": ModelSpec(quantization="fp8")}, "model.quantization"),
         ("cpu", {"chunked_prefill": False}, {}, "engine.max_num_batched_tokens"),
         ("cpu", {"max_num_batched_tokens": 32}, {}, "engine.max_num_batched_tokens"),
         ("cuda", {"tensor_parallel_size": 2}, {}, "gpus"),

@@ -15,6 +15,7 @@ from kvasir.checkpoint.architectures import KINDS, PLUGINS, REMOVED, TRANSFORMER
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 from kvasir.checkpoint.tensors import read_tensors
+from kvasir.config.checks.quantization import declared_method, quantization_problem
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
@@ -41,9 +42,9 @@ def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
     for pools, used in _as_served(view, config):
         found.extend(_architecture(view, [pool for pool in pools if pool.engine.kind == "vllm"], used))
         found.extend(_positions(view, pools, used))
-    if view.model.quantization == "int8" and config.quantization is not None:
-        message = f"model.quantization is int8, and {config.folder} is quantized already"
-        found.append(ModelProblem(message, "set model.quantization to none, or take the unquantized model"))
+    declared = declared_method(config.quantization)
+    if problem := quantization_problem(view.model.quantization, declared):
+        found.append(ModelProblem(*problem))
     return found
 
 

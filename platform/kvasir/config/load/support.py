@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator
 from typing import Literal
 
 from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, closest_matches
+from kvasir.config.checks.quantization import WITHOUT_CPU_KERNEL
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
 from kvasir.core.requests import Role
 
@@ -141,6 +142,8 @@ def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             "model.dtype: the CPU's int8 kernels take bfloat16 or float16 activations, not float32; "
             "set bfloat16 or auto"
         )
+    if (method := deployment.model.quantization) in WITHOUT_CPU_KERNEL:
+        yield f"model.quantization: vLLM's CPU build has no kernel for {method}; set fp8_per_channel or int8"
     if engine.pipeline_parallel_size > 1:
         yield (
             f"{at}.pipeline_parallel_size: vLLM's CPU runner passes no activations between stages; "

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kvasir.config.checks.quantization import Quantization
 from kvasir.config.spec.base import Name, Spec
 
 Disaggregated = Literal["always", "auto", "never"]
@@ -28,8 +29,10 @@ class WeightsSpec(Spec):
     max_model_len: Annotated[int, Field(ge=16, le=10_000_000)] | Literal["auto"] = 4096
     """Maximum tokens of prompt and output together. `auto`: as many as the model supports by its config.json.
     The KV cache must hold one request of this length."""
-    quantization: Literal["none", "int8"] = "none"
-    """`int8` quantizes the weights of Linear layers when the worker loads them."""
+    quantization: Quantization = "none"
+    """`none` reads the weights as they are, quantized or not. `int8` quantizes those of Linear layers when
+    the worker loads them. The others are methods of vLLM: to quantize at load, such as `fp8`, or to state how
+    the checkpoint is quantized, such as `awq`; a checkpoint that is quantized otherwise is refused."""
     trust_remote_code: bool = False
     """Let the engine run Python code that comes with the model. It runs with all rights of the worker, so set
     it only for a source and revision whose code you have read."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.checkpoint.kv_movement import KvMovement
+from kvasir.config.checks.quantization import ENGINE_METHODS
 from kvasir.config.load.support import LORA_RANKS
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SpeculativeSpec
 from kvasir.core.requests import Role
@@ -106,6 +107,7 @@ def engine_arguments(
         "served_model_name": deployment.model.name,
         "dtype": deployment.model.dtype,
         "trust_remote_code": deployment.model.trust_remote_code,
+        **_quantization(deployment),
         "max_model_len": deployment.model.context_length,
         "seed": engine.seed,
         "block_size": engine.block_size,
@@ -194,6 +196,11 @@ def environment(
         variables["TORCH_COMPILE_DISABLE"] = "1"
         variables["OMP_NUM_THREADS"] = str(threads_per_rank(deployment, pool, cpus=cpus))
     return variables
+
+
+def _quantization(deployment: Deployment) -> dict[str, Any]:
+    method = deployment.model.quantization
+    return {"quantization": method} if method in ENGINE_METHODS else {}
 
 
 def _speculation(spec: SpeculativeSpec) -> dict[str, Any]:
