@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 from tests.kit import vllm_arguments
 
+from kvasir.checkpoint.sampling_defaults import sampling_defaults
 from kvasir.config.checks import vllm_args
 from kvasir.config.checks.quantization import AT_LOAD, ENGINE_METHODS
 from kvasir.config.checks.vllm_args import VllmArgs
@@ -38,6 +39,17 @@ def test_the_methods_of_quantization_are_those_of_the_installed_vllm() -> None:
     left_out = {*quantization.DEPRECATED_QUANTIZATION_METHODS, "online"}
     assert set(ENGINE_METHODS) == {*quantization.QUANTIZATION_METHODS, *online} - left_out
     assert set(AT_LOAD) == online | {"fp8", "experts_int8"}
+
+
+def test_sampling_defaults_are_what_vllm_reads_from_the_model(tmp_path: Path) -> None:
+    from vllm.transformers_utils.config import try_get_generation_config
+
+    stated = {"temperature": 0.6, "top_p": 1.0, "top_k": 50, "min_p": 0.1, "repetition_penalty": 1.05}
+    folder = with_config(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps(stated | {"do_sample": True, "typical_p": 1.0}))
+    theirs = try_get_generation_config(str(folder), trust_remote_code=False).to_diff_dict()
+    ours = dataclasses.asdict(sampling_defaults(folder))
+    assert {name: ours[name] for name in stated} == {name: theirs[name] for name in stated} == stated
 
 
 CONFIGS: dict[str, dict[str, Any]] = {

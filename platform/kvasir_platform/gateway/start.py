@@ -9,6 +9,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from kvasir.checkpoint.sampling_defaults import NEUTRAL, sampling_defaults
 from kvasir.config.load.model_files import matryoshka, resolve_model
 from kvasir.config.load.model_support import with_length
 from kvasir.config.spec.deployment import Deployment
@@ -43,7 +44,8 @@ def make_models(deployment: Deployment) -> ModelTable:
         if folder not in pools:
             pools[folder] = TokenizerPool(ModelTokenizer.from_folder(folder, deployment.tokenizer))
         dimensions = matryoshka(folder, view.model.matryoshka)
-        models.append(EdgeModel.of(with_length(view, folder), pools[folder], dimensions))
+        defaults = sampling_defaults(folder) if view.model.generation_config == "auto" else NEUTRAL
+        models.append(EdgeModel.of(with_length(view, folder), pools[folder], dimensions, defaults))
     return_memory()
     return ModelTable(models)
 

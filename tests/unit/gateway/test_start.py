@@ -6,9 +6,31 @@ import json
 import shutil
 from pathlib import Path
 
-from kvasir.config.load.loader import loads
+import pytest
+
+from kvasir.checkpoint.sampling_defaults import NEUTRAL
+from kvasir.config.load.loader import load, loads
 from kvasir.config.load.model_files import resolve_model
+from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.start import make_models
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for file in resolve_model("kvasir-tiny").glob("*.json"):
+        shutil.copyfile(file, tmp_path / file.name)
+    return tmp_path
+
+
+def model_of(folder: Path, *overrides: str) -> EdgeModel:
+    options = [f"model.source={folder}", "tokenizer.fast=never", *overrides]
+    return make_models(load(None, options)).first
+
+
+def test_requests_get_the_models_sampling_defaults_unless_the_spec_leaves_them_out(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
+    assert model_of(folder).defaults.temperature == 0.6
+    assert model_of(folder, "model.generation_config=none").defaults == NEUTRAL
 
 
 def test_a_model_without_a_configured_length_has_that_of_its_folder(tmp_path: Path) -> None:

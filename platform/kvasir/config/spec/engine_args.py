@@ -25,6 +25,8 @@ OWNED: Mapping[str, str] = {
     "tokenizer_revision": "set model.revision",
     "code_revision": "set model.revision",
     "hf_token": "set the environment variable HF_TOKEN, or modelCache.tokenSecret of the chart",
+    "generation_config": "set model.generation_config: the gateway applies it",
+    "override_generation_config": "set model.generation_config: the gateway applies it",
     "trust_remote_code": "set model.trust_remote_code",
     "runner": "set the role of the pool: embed, or one of the others",
     "convert": "set the role of the pool: embed, or one of the others",

@@ -33,6 +33,9 @@ class WeightsSpec(Spec):
     """`none` reads the weights as they are, quantized or not. `int8` quantizes those of Linear layers when
     the worker loads them. The others are methods of vLLM: to quantize at load, such as `fp8`, or to state how
     the checkpoint is quantized, such as `awq`; a checkpoint that is quantized otherwise is refused."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """`auto` takes temperature, top_p, top_k, min_p and penalties of requests that set none from the model's
+    generation_config.json, like vLLM's server. `none` uses OpenAI's defaults."""
     trust_remote_code: bool = False
     """Let the engine run Python code that comes with the model. It runs with all rights of the worker, so set
     it only for a source and revision whose code you have read."""

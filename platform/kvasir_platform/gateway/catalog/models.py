@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
 from kvasir.config.load.model_files import Matryoshka
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import RequestError
@@ -18,7 +19,7 @@ from kvasir_platform.gateway.prompt.tokenization import Tokenizer, TokenizerPool
 @dataclass(frozen=True, slots=True)
 class EdgeModel:
     """One model. `context` is in tokens; `matryoshka` holds the dimensions that embeddings may be cut to,
-    None if they cannot be cut."""
+    None if they cannot be cut; `defaults` are for requests that set no sampling parameters."""
 
     name: str
     context: int
@@ -26,10 +27,15 @@ class EdgeModel:
     capabilities: ModelCapabilities
     tokenizers: TokenizerPool
     matryoshka: Matryoshka | None = None
+    defaults: SamplingDefaults = NEUTRAL
 
     @classmethod
     def of(
-        cls, view: Deployment, tokenizer: Tokenizer | TokenizerPool, matryoshka: Matryoshka | None = None
+        cls,
+        view: Deployment,
+        tokenizer: Tokenizer | TokenizerPool,
+        matryoshka: Matryoshka | None = None,
+        defaults: SamplingDefaults = NEUTRAL,
     ) -> EdgeModel:
         """Return the model of a single-model deployment, whose `max_model_len` is a number. Models with the
         same tokenizer may share a pool."""
@@ -40,6 +46,7 @@ class EdgeModel:
             capabilities=model_capabilities(view),
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),
             matryoshka=matryoshka,
+            defaults=defaults,
         )
 
     @property

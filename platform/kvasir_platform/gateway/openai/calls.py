@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import OutputParsing, Sampling, StructuredOutput, token_ids
 from kvasir.core.values import value
@@ -89,8 +90,9 @@ def chat_call(
     template: ChatTemplate | None,
     vocabulary: int,
     capabilities: ModelCapabilities = TEXT_ONLY,
+    defaults: SamplingDefaults = NEUTRAL,
 ) -> Call:
-    """Return the call of a chat request. Raise RequestError."""
+    """Return the call of a chat request to a model with these `defaults`. Raise RequestError."""
     check_generates(capabilities, body.model)
     box = toolbox(body, capabilities)
     kwargs = _template_kwargs(body)
@@ -119,6 +121,7 @@ def chat_call(
             rule=_rule(body, box),
             vocabulary=vocabulary,
             capabilities=capabilities,
+            defaults=defaults,
         ),
         chat=True,
         stream=bool(body.stream),
@@ -138,9 +141,12 @@ def chat_call(
 
 
 def completion_call(
-    body: CompletionBody, vocabulary: int, capabilities: ModelCapabilities = TEXT_ONLY
+    body: CompletionBody,
+    vocabulary: int,
+    capabilities: ModelCapabilities = TEXT_ONLY,
+    defaults: SamplingDefaults = NEUTRAL,
 ) -> Call:
-    """Return the call of a completion request. Raise RequestError."""
+    """Return the call of a completion request to a model with these `defaults`. Raise RequestError."""
     check_generates(capabilities, body.model)
     prompts = prompts_of(body.prompt, vocabulary, "prompt", MAX_PROMPTS)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
@@ -162,6 +168,7 @@ def completion_call(
             rule=None if rule is None else rule[0],
             vocabulary=vocabulary,
             capabilities=capabilities,
+            defaults=defaults,
         ),
         chat=False,
         stream=bool(body.stream),

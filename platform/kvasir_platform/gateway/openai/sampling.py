@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from kvasir.checkpoint.sampling_defaults import SamplingDefaults
 from kvasir.core.requests import Sampling, StructuredOutput
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
@@ -19,27 +20,28 @@ def sampling(
     rule: StructuredOutput | None,
     vocabulary: int,
     capabilities: ModelCapabilities,
+    defaults: SamplingDefaults,
 ) -> Sampling:
-    """Return the sampling parameters of `body`. `limit` is the maximum of output tokens, None for the
-    default, `logprobs` and `prompt_logprobs` the number of alternatives, `rule` the output constraint. Raise
-    RequestError."""
-    temperature = _or(body.temperature, 1.0)
+    """Return the sampling parameters of `body`, with the model's `defaults` for those that it leaves out.
+    `limit` is the maximum of output tokens, None for the default, `logprobs` and `prompt_logprobs` the number
+    of alternatives, `rule` the output constraint. Raise RequestError."""
+    temperature = _or(body.temperature, defaults.temperature)
     return Sampling(
         max_tokens=_limit(body, limit),
         min_tokens=body.min_tokens or 0,
         temperature=temperature,
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
+        top_p=_or(body.top_p, defaults.top_p),
+        top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
+        min_p=_or(body.min_p, defaults.min_p),
         n=_choices(body, temperature),
         seed=body.seed,
         stop=_stop(body.stop),
         stop_token_ids=tuple(_known(body.stop_token_ids or (), vocabulary, "stop_token_ids")),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, defaults.presence_penalty),
+        frequency_penalty=_or(body.frequency_penalty, defaults.frequency_penalty),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(body.logit_bias, vocabulary) if body.logit_bias else (),
         logprobs=logprobs,
         skip_special_tokens=body.skip_special_tokens is not False,

@@ -139,8 +139,10 @@ class GenerateCall(RoutedCall):
         lacks."""
         tokenizer, body = model.tokenizer, self._body
         if isinstance(body, ChatBody):
-            return chat_call(body, tokenizer.template, tokenizer.vocabulary, model.capabilities)
-        return completion_call(body, tokenizer.vocabulary, model.capabilities)
+            return chat_call(
+                body, tokenizer.template, tokenizer.vocabulary, model.capabilities, model.defaults
+            )
+        return completion_call(body, tokenizer.vocabulary, model.capabilities, model.defaults)
 
     def _answer_with(self, served: Served, call: Call) -> None:
         self._served, self._call = served, call

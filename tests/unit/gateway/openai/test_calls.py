@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
 from kvasir.config.spec.deployment import ApiSpec, Deployment, PoolSpec
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Constraint, Role, Sampling, StructuredOutput, token_ids
@@ -49,6 +50,38 @@ def chat(capabilities: ModelCapabilities = ALL, **body: Any) -> Call:
 def text(**body: Any) -> Call:
     whole = {"model": "m", "prompt": "hi", **body}
     return completion_call(decode_completion(json.dumps(whole).encode()), 100, ALL)
+
+
+DEFAULTS = SamplingDefaults(
+    temperature=0.6,
+    top_p=0.95,
+    top_k=20,
+    min_p=0.05,
+    presence_penalty=0.1,
+    frequency_penalty=0.2,
+    repetition_penalty=1.05,
+)
+
+
+def by_a_model_with_defaults(**body: Any) -> list[Sampling]:
+    """Both kinds of request."""
+    whole = {"model": "m", "messages": USER, **body}
+    calls = [chat_call(decode_chat(json.dumps(whole).encode()), TEMPLATE, 100, ALL, DEFAULTS)]
+    whole = {"model": "m", "prompt": "hi", **body}
+    calls.append(completion_call(decode_completion(json.dumps(whole).encode()), 100, ALL, DEFAULTS))
+    return [call.sampling for call in calls]
+
+
+def test_what_a_request_leaves_out_is_the_models_default() -> None:
+    for sampling in by_a_model_with_defaults():
+        for name in DEFAULTS.__slots__:
+            assert getattr(sampling, name) == getattr(DEFAULTS, name), name
+
+
+def test_what_a_request_sets_is_not_the_models_default() -> None:
+    neutral = {name: getattr(NEUTRAL, name) for name in NEUTRAL.__slots__}
+    for sampling in by_a_model_with_defaults(**neutral | {"temperature": 0.0, "top_k": -1}):
+        assert {name: getattr(sampling, name) for name in neutral} == neutral | {"temperature": 0.0}
 
 
 @pytest.mark.parametrize("make", [chat, text])
