@@ -22,7 +22,7 @@ import uvloop
 from kvasir import native
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
-from kvasir.config.load.model_files import resolve_model, tokenizer_digest
+from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.membership import Endpoint
@@ -77,7 +77,8 @@ def edge_facts(deployment: Deployment, models: ModelTable) -> dict[str, EdgeFact
         name = view.model.name
         folder = resolve_model(view.model.source, view.model.revision)
         golden = edge_golden(name, models.find(name).model.tokenizer)
-        facts[name] = EdgeFacts(tokenizer_digest(folder), golden)
+        template = configured_template(view.model.chat_template)
+        facts[name] = EdgeFacts(tokenizer_digest(folder, template), golden)
     return facts
 
 

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
-from kvasir.config.load.model_files import resolve_model, tokenizer_digest
+from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.load.model_support import refuse_model, with_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
@@ -65,11 +65,12 @@ def build_engine(
         from kvasir_workers.engines.sim.engine import SimEngine
 
         # A simulated engine has no tokenizer of its own and uses the edge's.
-        golden = edge_golden(deployment.model.name, ModelTokenizer.from_folder(folder))
+        template = configured_template(deployment.model.chat_template)
+        tokenizer = ModelTokenizer.from_folder(folder, template=template)
+        golden = edge_golden(deployment.model.name, tokenizer)
+        digest = tokenizer_digest(folder, template)
         simulated = SimEmbeddingEngine if embeds else SimEngine
-        return simulated(
-            deployment, pool, clock=clock, tokenizer_digest=tokenizer_digest(folder), golden=golden
-        )
+        return simulated(deployment, pool, clock=clock, tokenizer_digest=digest, golden=golden)
     refuse_model(deployment, folder)
     if embeds:
         from kvasir_workers.engines.vllm.embedding import VllmEmbeddingEngine

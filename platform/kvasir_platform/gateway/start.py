@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, sampling_defaults
-from kvasir.config.load.model_files import matryoshka, resolve_model
+from kvasir.config.load.model_files import configured_template, matryoshka, resolve_model
 from kvasir.config.load.model_support import with_length
 from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.clock import Clock
@@ -35,17 +35,20 @@ def make_metrics(deployment: Deployment, registry: CollectorRegistry | None = No
 
 
 def make_models(deployment: Deployment) -> ModelTable:
-    """Load the tokenizers and metadata of the deployment's models. Models of one folder share a tokenizer.
-    Raise ConfigError if the files of a model cannot be read."""
-    pools: dict[Path, TokenizerPool] = {}
+    """Load the tokenizers and metadata of the deployment's models. Models of one folder and chat template
+    share a tokenizer. Raise ConfigError if the files of a model cannot be read."""
+    pools: dict[tuple[Path, str | None], TokenizerPool] = {}
     models = []
     for view in deployment.views():
         folder = resolve_model(view.model.source, view.model.revision)
-        if folder not in pools:
-            pools[folder] = TokenizerPool(ModelTokenizer.from_folder(folder, deployment.tokenizer))
+        template = configured_template(view.model.chat_template)
+        pool = pools.get((folder, template))
+        if pool is None:
+            pool = TokenizerPool(ModelTokenizer.from_folder(folder, deployment.tokenizer, template))
+            pools[folder, template] = pool
         dimensions = matryoshka(folder, view.model.matryoshka)
         defaults = sampling_defaults(folder) if view.model.generation_config == "auto" else NEUTRAL
-        models.append(EdgeModel.of(with_length(view, folder), pools[folder], dimensions, defaults))
+        models.append(EdgeModel.of(with_length(view, folder), pool, dimensions, defaults))
     return_memory()
     return ModelTable(models)
 

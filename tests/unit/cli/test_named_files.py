@@ -40,6 +40,15 @@ def test_a_draft_model_is_looked_for_where_the_start_will() -> None:
     assert (absent.problem, absent.warning) == ("", "(revision main) is not in the Hugging Face cache")
 
 
+def test_chat_templates_are_read_and_compiled(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% if %}")
+    field = "model.chat_template"
+    assert problems("model.chat_template='{{ messages }}'") == {field: ""}
+    assert "does not compile" in problems(f"model.chat_template={file}")[field]
+    assert "No such file" in problems("model.chat_template=/absent")[field]
+
+
 def certificate(path: Path, begins_days: float = -90.0, ends_days: float = 90.0) -> Path:
     """A key and its certificate, valid between these moments from NOW, for their owner's eyes only."""
     begins_s, ends_s = NOW + begins_days * DAY_S, NOW + ends_days * DAY_S

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.load.model_files import chat_template, resolve_model, tokenizer_digest
+from kvasir.config.load.model_files import (
+    chat_template,
+    configured_template,
+    resolve_model,
+    tokenizer_digest,
+)
 from kvasir.core.errors import ConfigError
 
 
@@ -45,6 +50,23 @@ def test_the_digest_follows_tokenizer_and_template(folder: Path) -> None:
     second = tokenizer_digest(folder)
     (folder / "tokenizer.json").write_text('{"model": 2}')
     assert len({first, second, tokenizer_digest(folder)}) == 3
+
+
+def test_the_digest_follows_a_configured_template(folder: Path) -> None:
+    assert tokenizer_digest(folder, "A") == tokenizer_digest(folder)
+    assert tokenizer_digest(folder, "B") != tokenizer_digest(folder)
+
+
+def test_a_configured_template_is_jinja_or_a_file_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    assert configured_template(None) is None
+    assert configured_template("{{ messages[0].content }}") == "{{ messages[0].content }}"
+    assert configured_template(str(file)) == "{{ messages }}"
+    file.write_text(" ")
+    for wrong in (str(file), str(tmp_path), "no such file"):
+        with pytest.raises(ConfigError, match=r"^model\.chat_template: "):
+            configured_template(wrong)
 
 
 def test_a_template_file_wins_over_the_configuration(folder: Path) -> None:

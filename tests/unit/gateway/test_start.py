@@ -11,6 +11,7 @@ import pytest
 from kvasir.checkpoint.sampling_defaults import NEUTRAL
 from kvasir.config.load.loader import load, loads
 from kvasir.config.load.model_files import resolve_model
+from kvasir.core.errors import ConfigError
 from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.start import make_models
 
@@ -41,3 +42,16 @@ def test_a_model_without_a_configured_length_has_that_of_its_folder(tmp_path: Pa
     models = make_models(spec)
     assert [model.context for model in models.models] == [1234]
     models.close()
+
+
+def test_a_configured_template_replaces_the_models_with_and_without_tools(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("own")
+    user = [{"role": "user", "content": "hi"}]
+    template = model_of(folder, "model.chat_template='{{ messages[0].content }}!'").tokenizer.template
+    assert template is not None
+    assert template.render(user, {}) == template.render(user, {}, [{"type": "function"}]) == "hi!"
+
+
+def test_a_template_that_does_not_compile_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="does not compile"):
+        model_of(folder, "model.chat_template='{% if %}'")

@@ -50,6 +50,24 @@ def chat_template(folder: Path, *, tools: bool = False) -> str:
     return named.get("tool_use", default) if tools else default
 
 
+def configured_template(chat_template: str | None) -> str | None:
+    """Return the text of `model.chat_template`, None if it is not set. Raises ConfigError if its file cannot
+    be read or is empty."""
+    if chat_template is None or "{{" in chat_template or "{%" in chat_template:
+        return chat_template
+    try:
+        text = Path(chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(
+            f"model.chat_template: {chat_template!r} is not Jinja, and cannot be read as a file: {why}; "
+            "write the template itself or the path of its file"
+        ) from error
+    if not text.strip():
+        raise ConfigError(f"model.chat_template: {chat_template} is empty; write a template into it")
+    return text
+
+
 def _chat_templates(folder: Path) -> dict[str, str]:
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
@@ -69,8 +87,9 @@ def _chat_templates(folder: Path) -> dict[str, str]:
     return {"default": str(template)}
 
 
-def tokenizer_digest(folder: Path) -> str:
-    """Return the SHA-256 (hex) of tokenizer.json, a zero byte, and the chat template in UTF-8.
+def tokenizer_digest(folder: Path, template: str | None = None) -> str:
+    """Return the SHA-256 (hex) of tokenizer.json, a zero byte, and the chat template in UTF-8: `template`, or
+    by default the model's own.
 
     Raises ConfigError if tokenizer.json is missing, because slow tokenizers have no common file.
     """
@@ -79,7 +98,7 @@ def tokenizer_digest(folder: Path) -> str:
         raise ConfigError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
     digest = hashlib.sha256(tokenizer.read_bytes())
     digest.update(b"\0")
-    digest.update(chat_template(folder).encode("utf-8"))
+    digest.update((chat_template(folder) if template is None else template).encode("utf-8"))
     return digest.hexdigest()
 
 

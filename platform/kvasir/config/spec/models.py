@@ -33,6 +33,9 @@ class WeightsSpec(Spec):
     """`none` reads the weights as they are, quantized or not. `int8` quantizes those of Linear layers when
     the worker loads them. The others are methods of vLLM: to quantize at load, such as `fp8`, or to state how
     the checkpoint is quantized, such as `awq`; a checkpoint that is quantized otherwise is refused."""
+    chat_template: str | None = None
+    """Chat template in place of the model's own: Jinja, or the path of a file with it, which routers and
+    workers must both have. Text with `{{` or `{%` is Jinja."""
     generation_config: Literal["auto", "none"] = "auto"
     """`auto` takes temperature, top_p, top_k, min_p and penalties of requests that set none from the model's
     generation_config.json, like vLLM's server. `none` uses OpenAI's defaults."""

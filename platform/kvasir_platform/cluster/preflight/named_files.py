@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from kvasir.config.load.model_files import resolve_model
+from kvasir.config.load.model_files import configured_template, resolve_model
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import certificate_problem, certificates_in, read_pem, validity_problem
@@ -23,6 +23,7 @@ from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_fi
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import FileProbe
 from kvasir_platform.gateway.filters.http_post import read_token
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 from kvasir_platform.gateway.tenants.keys import parse_keys, read_sources
 from kvasir_platform.gateway.tenants.salts import cache_secret
 
@@ -34,6 +35,7 @@ no reason to warn."""
 _PASSWORD = "write the password into it, or leave it unset if none is needed"  # noqa: S105 - advice
 _SERVERS_CA = "write the PEM certificates that sign the server's into it, or correct the path"
 _REMEDIES = {
+    "model.chat_template": "write the Jinja of the template, or the path of a file with it",
     "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
     "gateway.api_keys_dir": "write lines of `kvasir keys new` into its files, or correct the path",
     "gateway.api_keys_env": "set it to lines that `kvasir keys new` makes, or correct the name",
@@ -56,6 +58,8 @@ _FILTER_REMEDIES = {
     "token_file": "write the classifier's token into it, or leave it unset if none is needed",
     "ca_file": "write the PEM certificates that sign the classifier's into it, or correct the path",
 }
+_TEMPLATE = "model.chat_template"
+_SHOWN = 60
 _ADAPTER = "name the folder of a PEFT adapter: adapter_config.json and its weights"
 
 
@@ -64,6 +68,7 @@ def probe_named_files(deployment: Deployment, environment: Mapping[str, str], no
     return [
         *_adapters(deployment),
         *_drafts(deployment),
+        *_templates(deployment),
         *_secrets(deployment),
         *_authorities(deployment, now),
         *_sessions(deployment, now),
@@ -123,6 +128,21 @@ def _drafts(deployment: Deployment) -> Iterator[FileProbe]:
                 yield FileProbe(field, spec.model, f"cannot be used: {error.message}")
         else:
             yield FileProbe(field, spec.model)
+
+
+def _templates(deployment: Deployment) -> Iterator[FileProbe]:
+    """Check chat templates, and the files that hold them."""
+    for view in deployment.views():
+        named = view.model.chat_template
+        if named is None:
+            continue
+        shown = named if len(named) <= _SHOWN and "\n" not in named else f"{len(named)} characters"
+        try:
+            ChatTemplate(configured_template(named) or "", {})
+        except ConfigError as error:
+            yield FileProbe(_TEMPLATE, shown, f"cannot be used: {error.message}")
+        else:
+            yield FileProbe(_TEMPLATE, shown)
 
 
 def _secrets(deployment: Deployment) -> Iterator[FileProbe]:

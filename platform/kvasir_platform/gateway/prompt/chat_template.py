@@ -94,8 +94,11 @@ class ChatTemplate:
         self._of_clients = lru_cache(_CLIENT_TEMPLATES)(self._compiled)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ChatTemplate | None:
-        """Return the template of a model folder, or None if it has none."""
+    def from_folder(cls, folder: Path, template: str | None = None) -> ChatTemplate | None:
+        """Return the template of a model folder, or None if it has none. `template` replaces the model's
+        own."""
+        if template is not None:
+            return cls(template, special_tokens(folder))
         source = chat_template(folder)
         if not source:
             return None

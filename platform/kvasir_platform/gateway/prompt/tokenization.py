@@ -105,19 +105,21 @@ class ModelTokenizer:
         self.vocabulary = encoder.vocabulary
 
     @classmethod
-    def from_folder(cls, folder: Path, spec: TokenizerSpec | None = None) -> ModelTokenizer:
-        """Load tokenizer.json and the chat template. Without a `spec`, use only Hugging Face's tokenizer.
-        Raise ConfigError naming the invalid file."""
+    def from_folder(
+        cls, folder: Path, spec: TokenizerSpec | None = None, template: str | None = None
+    ) -> ModelTokenizer:
+        """Load tokenizer.json and the chat template, or use `template` instead of the model's. Without a
+        `spec`, use only Hugging Face's tokenizer. Raise ConfigError naming the invalid file."""
         path = folder / "tokenizer.json"
-        template = ChatTemplate.from_folder(folder)
+        chat = ChatTemplate.from_folder(folder, template)
         if spec is None:
-            return cls(Reference.from_file(path), template)
-        conversation = _conversation(template)
+            return cls(Reference.from_file(path), chat)
+        conversation = _conversation(chat)
         encoder = load_encoder(path, conversation, fast=spec.fast == "auto")
         marker = cut_marker(path.read_bytes(), conversation)
         keeps = marker is not None and spec.prefix_cache_bytes > 0
         prefixes = PrefixTokens(marker, spec.prefix_cache_bytes) if marker is not None and keeps else None
-        return cls(encoder, template, prefixes)
+        return cls(encoder, chat, prefixes)
 
     def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
         """See `Tokenizer`."""

@@ -49,8 +49,8 @@ def folder(tmp_path: Path) -> Folder:
     return make
 
 
-def edge(folder: Path) -> tuple[GoldenPrompt, ...]:
-    return edge_golden("kvasir-tiny", ModelTokenizer.from_folder(folder))
+def edge(folder: Path, template: str | None = None) -> tuple[GoldenPrompt, ...]:
+    return edge_golden("kvasir-tiny", ModelTokenizer.from_folder(folder, template=template))
 
 
 def names(golden: tuple[GoldenPrompt, ...]) -> set[str]:
@@ -123,6 +123,7 @@ def test_special_tokens_map_overrules_the_config_unless_added_tokens_are_listed_
 def test_vllm_renders_tokenizes_and_names_the_golden_prompts_alike(
     folder: Folder, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the template of the folder, and with one that the spec sets."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -136,7 +137,10 @@ def test_vllm_renders_tokenizes_and_names_the_golden_prompts_alike(
     renderer = renderer_from_config(engine)
     try:
         theirs = engine_golden("kvasir-tiny", renderer)
+        configured = engine_golden("kvasir-tiny", renderer, DATED)
     finally:
         renderer.shutdown()
     assert golden_conflicts(theirs, edge(made)) == []
     assert names(theirs) == names(edge(made))
+    assert golden_conflicts(configured, edge(made, DATED)) == []
+    assert names(configured) == names(edge(made, DATED))

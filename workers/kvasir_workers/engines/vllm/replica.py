@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.load.model_files import resolve_model, tokenizer_digest
+from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
@@ -126,7 +126,8 @@ class VllmReplica(ABC, Generic[EnteredT]):
         if reasons := unsupported_features(self._deployment, platform=platform):
             raise ConfigError("\n".join(reasons))
         try:
-            digest = tokenizer_digest(self._model_path)
+            template = configured_template(self._deployment.model.chat_template)
+            digest = tokenizer_digest(self._model_path, template)
             self._pool = await asyncio.to_thread(with_draft, self._pool)
             folder = await asyncio.to_thread(
                 served_weights, self._deployment, self._model_path, self._cache_folder

@@ -186,9 +186,10 @@ class EngineControl:
         await run_on_each_rank(self._llm, self._ranks, [1], 1, f"kvasir-nudge-{self._nudges}")
 
 
-def golden(llm: AsyncLLM, model: str) -> tuple[GoldenPrompt, ...]:
-    """Return the engine's results for the golden prompts, under the served name `model`."""
-    return engine_golden(model, llm.renderer)
+def golden(llm: AsyncLLM, model: str, template: str | None = None) -> tuple[GoldenPrompt, ...]:
+    """Return the engine's results for the golden prompts, under the served name `model` and with `template`
+    in place of the model's chat template."""
+    return engine_golden(model, llm.renderer, template)
 
 
 def prompt(request: EngineRequest) -> TokensInput:

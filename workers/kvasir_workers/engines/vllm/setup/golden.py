@@ -18,14 +18,17 @@ from kvasir.core.requests import token_ids
 from kvasir.native import chain_hashes, root_hash
 
 
-def engine_golden(model: str, renderer: BaseRenderer) -> tuple[GoldenPrompt, ...]:
-    """Return the engine's results for the golden prompts under the served name `model`; empty if it was
-    started without a tokenizer. Takes milliseconds, and does not change the engine."""
+def engine_golden(
+    model: str, renderer: BaseRenderer, template: str | None = None
+) -> tuple[GoldenPrompt, ...]:
+    """Return the engine's results for the golden prompts under the served name `model`, with `template` in
+    place of the model's; empty if it was started without a tokenizer. Takes milliseconds, and does not change
+    the engine."""
     tokenizer = renderer.tokenizer
     if tokenizer is None:
         return ()
     # For some models without a template vLLM has a built-in one, which the edge does not have.
-    has_template = bool(getattr(tokenizer, "chat_template", None))
+    has_template = template is not None or bool(getattr(tokenizer, "chat_template", None))
 
     def render(messages: Sequence[Message], tools: Sequence[Tool] | None) -> str | None:
         if not has_template:
@@ -38,6 +41,7 @@ def engine_golden(model: str, renderer: BaseRenderer) -> tuple[GoldenPrompt, ...
                     tokenizer,
                     chat,
                     tools=None if tools is None else [dict(tool) for tool in tools],
+                    chat_template=template,
                     tokenize=False,
                     add_generation_prompt=True,
                     strftime_now=golden_date,

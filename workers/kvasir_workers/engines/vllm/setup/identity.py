@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvasir.config.load.model_files import configured_template
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
 from kvasir.core.requests import Role
@@ -56,7 +57,9 @@ async def identity_of(
         ),
         model_parameters=copies * sum(share["parameters"] for share in shares),
         model_bytes=copies * sum(share["bytes"] for share in shares),
-        golden=await asyncio.to_thread(runtime.golden, llm, deployment.model.name),
+        golden=await asyncio.to_thread(
+            runtime.golden, llm, deployment.model.name, configured_template(deployment.model.chat_template)
+        ),
         shared_tier="" if embeds else await asyncio.to_thread(_shared_tier, deployment, layout, model_path),
     )
 
