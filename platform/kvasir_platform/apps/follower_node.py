@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 
 from kvasir.config.load.model_files import resolve_model
+from kvasir.config.load.model_parsers import with_parsers
 from kvasir.config.load.model_support import with_length
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
@@ -39,7 +40,7 @@ async def follow(deployment: Deployment, pool_name: str, rank: int, leader: Node
     from kvasir_workers.engines.vllm.follower import follow as follow_vllm
 
     folder = resolve_model(view.model.source, view.model.revision)
-    view = with_length(view, folder)
+    view = with_parsers(with_length(view, folder), folder)
     return await follow_vllm(view, view.pool(pool_name), place, model_path=str(folder))
 
 

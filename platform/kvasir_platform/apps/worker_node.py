@@ -22,6 +22,7 @@ from uuid import uuid4
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
+from kvasir.config.load.model_parsers import with_parsers
 from kvasir.config.load.model_support import refuse_model, with_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
@@ -56,7 +57,8 @@ def build_engine(
     """Return the engine adapter that a pool of the single-model `deployment` names, at `place` if it has
     several nodes. Raises ConfigError if its model cannot be found or served."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
-    deployment = with_length(deployment, folder)
+    deployment = with_parsers(with_length(deployment, folder), folder)
+    pool = deployment.pool(pool.name)
     embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":
         from kvasir_platform.gateway.prompt.golden import edge_golden

@@ -102,12 +102,12 @@ def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
 
 
 def _parsers(engine: EngineSpec, at: str) -> Iterator[str]:
-    if engine.tool_parser is not None and engine.tool_parser not in TOOL_PARSERS:
+    if engine.tool_parser is not None and engine.tool_parser not in ("auto", *TOOL_PARSERS):
         yield (
             f"{at}.tool_parser: the engine knows no {engine.tool_parser!r}; "
             f"{closest_matches(engine.tool_parser, TOOL_PARSERS)}"
         )
-    if engine.reasoning_parser is not None and engine.reasoning_parser not in REASONING_PARSERS:
+    if engine.reasoning_parser is not None and engine.reasoning_parser not in ("auto", *REASONING_PARSERS):
         yield (
             f"{at}.reasoning_parser: the engine knows no {engine.reasoning_parser!r}; "
             f"{closest_matches(engine.reasoning_parser, REASONING_PARSERS)}"

@@ -88,10 +88,11 @@ class EngineSpec(Spec):
     """CPU threads per rank. Default: the replica's share of the machine."""
     seed: int = 0
     tool_parser: str | None = None
-    """The engine's parser for tool calls of this model, such as `hermes`. Without it, only forced tool calls
-    work: `tool_choice` is `required` or names a function."""
+    """The engine's parser for tool calls of this model, such as `hermes`, or `auto` for the one that the
+    model's chat template calls for. Without it, only forced tool calls work: `tool_choice` is `required` or
+    names a function."""
     reasoning_parser: str | None = None
-    """The engine's parser for the reasoning of this model, such as `qwen3`."""
+    """The engine's parser for the reasoning of this model, such as `qwen3`, or `auto`."""
     tool_strictness: Literal["auto", "function", "parameter"] = "auto"
     """What the grammar enforces in tool calls. `auto`: the form of forced calls, and the arguments of tools
     with `strict`. `function`: the form of every call. `parameter`: also the arguments of every tool."""

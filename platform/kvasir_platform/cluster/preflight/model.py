@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from kvasir.checkpoint.architectures import MULTIMODAL
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.config.load.model_parsers import with_parsers
 from kvasir.config.load.model_support import model_problems, needs_weights
 from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import ConfigError
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import size_text
 from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
@@ -48,7 +51,7 @@ def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bo
     if model.problem or model.config is None:
         yield Finding("model", "error", model.problem, "correct model.source")
         return
-    problems = [*_tokenizer(model), *_weights(view, model)]
+    problems = [*_tokenizer(model), *_weights(view, model), *_parsers(view, model)]
     problems += (
         Finding("model", "error", each.message, each.remedy) for each in model_problems(view, model.config)
     )
@@ -83,6 +86,16 @@ def _tokenizer(model: ModelProbe) -> Iterator[Finding]:
         f"{model.folder} has {kind} ({other}), and Kvasir reads tokenizer.json only",
         f'write one: python -c "{code.format(model.folder)}"',
     )
+
+
+def _parsers(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
+    if "tokenizer.json" not in model.files:
+        return
+    try:
+        with_parsers(view, Path(model.folder))
+    except ConfigError as error:
+        message, _, remedy = error.message.partition("; ")
+        yield Finding("model", "error", message, remedy)
 
 
 def _weights(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
