@@ -52,6 +52,37 @@ def test_a_mistake_is_refused_with_its_path(given: Object, path: str, word: str)
     assert word in str(refused.value)
 
 
+def test_engine_options_reach_the_processes_as_they_are_written() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    args = {"attention_backend": "FLASHINFER", "compilation_config": {"cudagraph_mode": "FULL"}}
+    draft = {"method": "eagle3", "model": "owner/head", "revision": "v1"}
+    pool = {"name": "both", "role": "both", "gpus": 1, "engine": {"args": args, "speculative": draft}}
+    config = {"disaggregation": "never", "model": {"chat_template": template}, "pools": [pool]}
+    release = render({"config": config, "modelCache": {"enabled": True}})
+    spec = loads(spec_text(release), "kvasir.yaml")
+    assert spec.model.chat_template == template
+    assert spec.pools[0].engine.args == args
+    (job,) = (each for each in release.of_kind("Job") if "-models-" in each["metadata"]["name"])
+    fetched = job["spec"]["template"]["spec"]["containers"][0]["args"][1:]
+    assert fetched == ["kvasir-tiny", "main", "owner/head", "v1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        ({"atention_backend": "FLASHINFER"}, "atention_backend"),
+        ({"attention_backend": "FLASH"}, "attention_backend"),
+        ({"max_num_seqs": 4}, "max_num_seqs"),
+    ],
+)
+def test_the_chart_refuses_arguments_that_the_engine_would_not_take(args: Object, word: str) -> None:
+    pool = {"name": "both", "role": "both", "engine": {"args": args}}
+    with pytest.raises(helm_python.HelmValuesError) as refused:
+        render({"config": {"disaggregation": "never", "pools": [pool]}})
+    assert "/config/pools/0/engine/args" in str(refused.value)
+    assert word in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("config", "path"),
     [
