@@ -40,6 +40,15 @@ def test_a_draft_model_is_looked_for_where_the_start_will() -> None:
     assert (absent.problem, absent.warning) == ("", "(revision main) is not in the Hugging Face cache")
 
 
+def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    field = "pools.decode.engine.speculative.model"
+    option = f"pools.decode.engine.speculative={{method: %s, model: {tmp_path}}}"
+    reason = "has a vocabulary of 7 tokens, and kvasir-tiny one of 4096"
+    assert problems(option % "draft_model")[field] == reason
+    assert problems(option % "eagle3")[field] == ""
+
+
 def test_chat_templates_are_read_and_compiled(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("{% if %}")

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from cryptography import x509
 
+from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.load.model_files import configured_template, resolve_model
-from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.deployment import Deployment, SpeculativeSpec
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import certificate_problem, certificates_in, read_pem, validity_problem
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
@@ -91,7 +92,7 @@ def file_findings(files: tuple[FileProbe, ...]) -> Iterator[Finding]:
 
 def _remedy(field: str) -> str:
     if field.endswith(".speculative.model"):
-        return "name the folder or Hugging Face id of a draft model"
+        return "name the folder or Hugging Face id of a draft model with the same tokenizer"
     if field.startswith("output_filters."):
         return _FILTER_REMEDIES[field.rpartition(".")[2]]
     return _REMEDIES.get(field, _ADAPTER)
@@ -113,21 +114,37 @@ def _adapters(deployment: Deployment) -> Iterator[FileProbe]:
 
 def _drafts(deployment: Deployment) -> Iterator[FileProbe]:
     """Check the models of speculative decoding; nothing is downloaded."""
-    for pool in deployment.pools:
-        spec = pool.engine.speculative
-        if spec is None or spec.model is None or pool.engine.kind != "vllm":
-            continue
-        field = f"pools.{pool.name}.engine.speculative.model"
-        try:
-            resolve_model(spec.model, spec.revision, download=False, field=field)
-        except ConfigError as error:
-            if error.code == "model_not_cached":
-                warning = f"(revision {spec.revision}) is not in the Hugging Face cache"
-                yield FileProbe(field, spec.model, warning=warning, remedy="the start downloads it first")
-            else:
-                yield FileProbe(field, spec.model, f"cannot be used: {error.message}")
-        else:
-            yield FileProbe(field, spec.model)
+    for view in deployment.views():
+        for pool in view.pools:
+            spec = pool.engine.speculative
+            if spec is not None and spec.model is not None and pool.engine.kind == "vllm":
+                yield _draft(view, spec, f"pools.{pool.name}.engine.speculative.model", spec.model)
+
+
+def _draft(view: Deployment, spec: SpeculativeSpec, field: str, named: str) -> FileProbe:
+    try:
+        folder = resolve_model(named, spec.revision, download=False, field=field)
+        if spec.method != "draft_model":
+            return FileProbe(field, named)
+        theirs = _vocabulary(folder)
+    except ConfigError as error:
+        if error.code != "model_not_cached":
+            return FileProbe(field, named, f"cannot be used: {error.message}")
+        warning = f"(revision {spec.revision}) is not in the Hugging Face cache"
+        return FileProbe(field, named, warning=warning, remedy="the start downloads it first")
+    try:
+        ours = _vocabulary(resolve_model(view.model.source, view.model.revision, download=False))
+    except ConfigError:
+        return FileProbe(field, named)  # the check of the model reports it
+    if theirs == ours:
+        return FileProbe(field, named)
+    return FileProbe(
+        field, named, f"has a vocabulary of {theirs} tokens, and {view.model.name} one of {ours}"
+    )
+
+
+def _vocabulary(folder: Path) -> object:
+    return read_model_config(folder).text.get("vocab_size")
 
 
 def _templates(deployment: Deployment) -> Iterator[FileProbe]:
