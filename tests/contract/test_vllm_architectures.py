@@ -16,6 +16,7 @@ import pytest
 
 from kvasir.checkpoint import architectures
 from kvasir.checkpoint.architectures import KINDS, MULTIMODAL, PLUGINS, REMOVED, TRANSFORMERS
+from kvasir.checkpoint.default_positions import DEFAULT_POSITIONS
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 
@@ -30,10 +31,11 @@ def package(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def assigned(path: Path) -> dict[str, ast.expr]:
-    """The expression that each module-level name is assigned."""
+def assigned(where: Path | ast.ClassDef) -> dict[str, ast.expr]:
+    """The expression that each name of a module or class is assigned."""
     found: dict[str, ast.expr] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    body = ast.parse(where.read_text(encoding="utf-8")).body if isinstance(where, Path) else where.body
+    for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found[node.targets[0].id] = node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
@@ -129,6 +131,20 @@ def test_model_types_are_those_of_vllm_and_transformers() -> None:
     assert set(entries(config["_ARCHITECTURE_TO_MODEL_TYPE"])) == TYPED_BY_ARCHITECTURE
 
 
+def test_default_positions_are_those_of_transformers() -> None:
+    found: dict[str, int] = {}
+    for path in (package("transformers") / "models").glob("*/configuration_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                values = assigned(node)
+                kind = values.get("model_type")
+                stated = (values.get(key) for key in ("max_position_embeddings", "n_positions"))
+                numbers = [int(ast.unparse(each)) for each in stated if isinstance(each, ast.Constant)]
+                if isinstance(kind, ast.Constant) and numbers:
+                    found[str(kind.value)] = numbers[0]
+    assert found == DEFAULT_POSITIONS
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -169,6 +185,10 @@ CONFIGS: list[dict[str, Any]] = [
         },
     },
     {"model_type": "gpt2", "n_positions": 1024},
+    {"model_type": "gpt2"},
+    {"model_type": "llama", "max_sequence_length": 1500},
+    {"model_type": "gemma3", "text_config": {"num_hidden_layers": 4}},
+    {"model_type": "paligemma", "text_config": {"model_type": "gemma", "vocab_size": 100}},
     {"model_type": "cohere", "max_position_embeddings": 8192, "model_max_length": 131072},
     {"model_type": "llava", "text_config": {"model_type": "llama", "max_position_embeddings": 3000}},
     {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": {"max_position_embeddings": 5000}}},

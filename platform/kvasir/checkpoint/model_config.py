@@ -9,7 +9,8 @@ from typing import Any
 
 from kvasir.checkpoint.architectures import kind_of
 from kvasir.checkpoint.json_file import read_json, read_json_object
-from kvasir.checkpoint.positions import stated_positions, unscaled_positions
+from kvasir.checkpoint.model_types import MODEL_TYPES
+from kvasir.checkpoint.positions import supported_positions, unscaled_positions
 
 _TEXT_KEYS = (
     "thinker_config",
@@ -62,16 +63,23 @@ class ModelConfig:
         return str(self.raw.get("model_type") or "")
 
     @property
+    def text_type(self) -> str:
+        """The type of the language model in it."""
+        nested = f"{self.model_type}_text"
+        inferred = nested if self.text is not self.raw and nested in MODEL_TYPES else self.model_type
+        return str(self.text.get("model_type") or inferred)
+
+    @property
     def max_positions(self) -> int | None:
-        """Maximum tokens of prompt and output together, as vLLM derives it. None if config.json does not say,
-        and vLLM then takes the architecture's default."""
+        """Maximum tokens of prompt and output together, as vLLM derives it. None if neither config.json nor a
+        default of its type says."""
         if self.sentence_length is not None:
             return self.sentence_length
-        stated = stated_positions(self.text, str(self.text.get("model_type") or self.model_type))
+        positions = supported_positions(self.text, self.text_type)
         absolute = self.raw.get("position_embedding_type") == "absolute"
-        if stated and self.tokenizer_length and absolute and kind_of(self.architectures) == "pooling":
-            return min(stated, self.tokenizer_length)
-        return stated
+        if positions and self.tokenizer_length and absolute and kind_of(self.architectures) == "pooling":
+            return min(positions, self.tokenizer_length)
+        return positions
 
     @property
     def default_positions(self) -> int | None:

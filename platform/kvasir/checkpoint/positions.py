@@ -1,14 +1,14 @@
 """The number of positions that a model supports, derived from its configuration as vLLM derives it.
 
-Follows `derive_max_model_len_and_key` and `_get_and_verify_max_len` of vLLM, on the values that config.json
-states. Where it states none, vLLM uses the default of the architecture's class in transformers, which is not
-known here.
+Follows `derive_max_model_len_and_key` and `_get_and_verify_max_len` of vLLM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from kvasir.checkpoint.default_positions import DEFAULT_POSITIONS
 
 POSITION_KEYS = (
     "max_position_embeddings",
@@ -21,13 +21,17 @@ POSITION_KEYS = (
     "max_seq_length",
     "seq_len",
 )
+_DEFAULTED = {"max_position_embeddings", "n_positions"}
 _ALREADY_SCALED = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 """Types of RoPE with which the positions in config.json include the scaling."""
 
 
-def stated_positions(text: Mapping[str, Any], model_type: str) -> int | None:
-    """Return the positions that a text configuration states, scaled by its RoPE; None if it states none."""
+def supported_positions(text: Mapping[str, Any], model_type: str) -> int | None:
+    """Return the positions that a text configuration of `model_type` states, or that are the type's default,
+    scaled by its RoPE. None if neither is known."""
     stated = [value for key in POSITION_KEYS if (value := _count(text.get(key))) is not None]
+    if not _DEFAULTED & text.keys() and model_type in DEFAULT_POSITIONS:
+        stated.append(DEFAULT_POSITIONS[model_type])
     if not stated:
         return None
     positions = _count(text.get("model_max_length")) or min(stated)

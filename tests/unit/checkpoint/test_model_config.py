@@ -21,7 +21,7 @@ def test_a_plain_model_is_its_own_text_model(tmp_path: Path) -> None:
     read = config(tmp_path, architectures=["LlamaForCausalLM"], model_type="llama", torch_dtype="bfloat16")
     assert (read.architectures, read.model_type, read.dtype) == (("LlamaForCausalLM",), "llama", "bfloat16")
     assert read.text == read.raw
-    assert (read.max_positions, read.quantization) == (None, None)
+    assert (read.max_positions, read.quantization) == (2048, None)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,9 @@ def test_invalid_json_names_the_file(tmp_path: Path, text: str, problem: str) ->
 def test_a_missing_configuration_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{tmp_path}/config.json: No such file"):
         read_model_config(tmp_path)
+
+
+def test_positions_that_are_not_stated_are_the_types_default_or_unknown(tmp_path: Path) -> None:
+    gemma = config(tmp_path, model_type="gemma3", text_config={"hidden_size": 2560})
+    assert (gemma.text_type, gemma.max_positions) == ("gemma3_text", 131_072)
+    assert config(tmp_path, model_type="own").max_positions is None

@@ -28,7 +28,7 @@ from kvasir_platform.cluster.preflight.kubernetes import (
 )
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}
 ACCOUNT = "system:serviceaccount:default:router"
 
 

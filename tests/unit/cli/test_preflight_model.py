@@ -241,7 +241,7 @@ def test_weights_that_the_engine_makes_up_are_not_needed(tmp_path: Path) -> None
 
 def test_a_model_without_a_stated_maximum_needs_a_number(tmp_path: Path) -> None:
     assert [f.level for f in found(write_model(tmp_path / "a", LLAMA), "model.max_model_len=auto")] == ["ok"]
-    silent = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    silent = {"architectures": ["LlamaForCausalLM"]}
     finding = the_error(write_model(tmp_path / "b", silent), "model.max_model_len=auto")
     assert "config.json states no number of positions" in finding.message
     assert finding.remedy == "set model.max_model_len to a number"

@@ -15,7 +15,7 @@ from kvasir.config.load.model_support import with_length
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
 
 
 def auto(*overrides: str) -> Deployment:
