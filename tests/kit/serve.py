@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvasir.core.errors import ConfigError
 from kvasir.core.membership import MemberRecord
-from kvasir_platform.cluster.ray.rolling import ReplicaRow
+from kvasir_platform.cluster.ray.pool_status import ReplicaRow
 
 
 class AwayError(Exception):

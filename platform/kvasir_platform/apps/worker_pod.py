@@ -16,9 +16,11 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import ConfigError, KvasirError
@@ -27,9 +29,11 @@ from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.pod import pod_ip
 from kvasir_platform.apps.common.reporter import Reporter
 from kvasir_platform.apps.common.stopping import Stop, stop_on_signals
+from kvasir_platform.apps.common.worker_logs import WorkerLogs
 from kvasir_platform.cluster.ray.command import option, ray_start, require_token
 from kvasir_platform.cluster.ray.head import ray_settings
 from kvasir_platform.cluster.ray.node import RayNode, ask_to_end
+from kvasir_workers.pool.output_log import LOGS_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +41,9 @@ LOOK_S = 0.25
 DEFAULT_GRACE_S = 90.0
 
 
-def drain(node: RayNode, address: str, ip: str, grace_s: float, clock: Clock) -> None:
-    """Have Ray place nothing more here, and let running replicas end within `grace_s` seconds."""
+def drain(node: RayNode, address: str, ip: str, grace_s: float, clock: Clock, *, logs: WorkerLogs) -> None:
+    """Have Ray place nothing more here, and let running replicas end within `grace_s` seconds. Copies `logs`
+    meanwhile."""
     # Ray takes 100 MB, which only the end needs.
     from kvasir_platform.cluster.ray.membership import leave_cluster
 
@@ -49,6 +54,7 @@ def drain(node: RayNode, address: str, ip: str, grace_s: float, clock: Clock) ->
         # A replica that was being placed meanwhile may start after the others were asked to stop.
         ask_to_end([each for each in replicas if each.pid not in asked])
         asked |= {each.pid for each in replicas}
+        logs.step()
         pause(LOOK_S)
     if node.replicas():
         log.warning("some streams did not end within %.0f s and are aborted", grace_s)
@@ -62,10 +68,13 @@ def run(grace_s: float, stop: Stop, reporter: Reporter) -> int:
     address = option(command, "--address")
     if address is None:
         raise ConfigError("Ray's command has no address of a head")
+    os.environ[LOGS_VARIABLE] = tempfile.mkdtemp(prefix="kvasir-logs-")
+    logs = WorkerLogs(Path(os.environ[LOGS_VARIABLE]), sys.stderr.buffer)
     node = RayNode.start(command, os.environ)
     try:
         reporter.event("ray", address=address)
         while not stop.requested:
+            logs.step()
             if (status := node.status) == 0:
                 reporter.event("left")
                 return 0
@@ -74,9 +83,10 @@ def run(grace_s: float, stop: Stop, reporter: Reporter) -> int:
                 return 1
             pause(LOOK_S)
         reporter.event("draining")
-        drain(node, address, ip, grace_s, MonotonicClock())
+        drain(node, address, ip, grace_s, MonotonicClock(), logs=logs)
     finally:
         node.stop()
+        logs.step()
         reporter.event("stopped")
     return 0
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from kvasir.core.errors import EngineStartError
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.pool.followers import Followers
 from kvasir_workers.pool.replica import Node, _started_with
@@ -51,6 +52,18 @@ async def test_a_node_whose_ranks_end_is_lost_with_its_reason() -> None:
     _, second, followers = await two()
     second.run.answer.set_result("a rank of node 2 ended")
     assert await followers.lost() == "a rank of node 2 ended"
+
+
+async def test_a_node_that_does_not_start_gives_its_own_error_to_the_replica() -> None:
+    first, _, followers = await two()
+    reason = EngineStartError("node 1 of pool decode does not start: no memory", permanent=True)
+    wrapped = RuntimeError("ray::EngineFollower.run() Traceback (most recent call last): ...")
+    wrapped.cause = reason  # type: ignore[attr-defined]  # as Ray wraps what an actor raises
+    first.run.answer.set_exception(wrapped)
+    assert await followers.lost() == f"a further node of the engine was lost: {reason.message}"
+    with pytest.raises(EngineStartError) as caught:
+        await _started_with(followers, cast("Awaitable[Node]", asyncio.Event().wait()))
+    assert caught.value is reason
 
 
 async def test_a_node_whose_process_is_gone_is_lost_too() -> None:

@@ -19,7 +19,9 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import EngineStartError
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.pool.output_log import OutputLog
 from kvasir_workers.pool.sigterm import on_sigterm
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class EngineFollower:
         self._pool = pool
         self._rank = rank
         self._asked = asyncio.Event()
+        self._output = OutputLog.keep(pool)
         loop = asyncio.get_running_loop()
 
         def asked() -> None:
@@ -116,7 +119,15 @@ class Followers:
         ended, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         (first, *_) = ended
         error = first.exception()
-        return first.result() if error is None else f"a further node of the engine was lost: {error}"
+        return first.result() if error is None else f"a further node of the engine was lost: {_plain(error)}"
+
+    def start_error(self) -> EngineStartError | None:
+        """Return the error with which a node did not start, None if no node reported one."""
+        for each in self._running:
+            error = each.exception() if each.done() and not each.cancelled() else None
+            if isinstance(cause := _plain(error), EngineStartError):
+                return cause
+        return None
 
     async def asked_to_end(self) -> None:
         """Return when the process of one of them receives SIGTERM."""
@@ -140,6 +151,12 @@ class Followers:
         actors, self._actors = self._actors, []
         for actor in actors:
             ray.kill(actor)
+
+
+def _plain(error: BaseException | None) -> BaseException | None:
+    """Return the exception that an actor raised, without the traceback with which Ray wraps it."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
 
 
 def _reserved() -> list[dict[str, Any]]:

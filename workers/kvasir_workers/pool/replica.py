@@ -22,8 +22,10 @@ from kvasir.core.membership import Endpoint, MemberRecord
 from kvasir.ports.clock import Clock
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.pool.announcer import Announcer
+from kvasir_workers.pool.failures import failure_of, forget_failure, raise_again, record_failure
 from kvasir_workers.pool.fence import claim_fence, fence_name
 from kvasir_workers.pool.followers import Followers, NodePlan
+from kvasir_workers.pool.output_log import OutputLog
 from kvasir_workers.pool.sigterm import on_sigterm
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ class PoolReplica:
     `start_node(deployment, pool, token, place)` builds the worker; it is named by the composition root, so
     that this module imports no engine. `token` is the shared secret of sessions. An engine of several nodes
     gets them by the plan `nodes`, and its worker is the one at `place`. The constructor raises if the worker
-    does not fit the running ones (kvasir_workers.pool.fence), or does not start.
+    does not fit the running ones (kvasir_workers.pool.fence), or does not start; the reason is recorded
+    (kvasir_workers.pool.failures).
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
@@ -84,19 +87,16 @@ class PoolReplica:
         self._stopping: asyncio.Task[None] | None = None
         self._followers: Followers | None = None
         self._watches: list[asyncio.Task[None]] = []
-        if nodes is None or spec.pool(pool).engine.nodes == 1:
-            node = await start_node(spec, pool, token, None)
-        else:
-            self._followers = await Followers.place(nodes, spec, pool)
-            place = nodes.lead(spec)
-            self._followers.start(place)
-            node = await _started_with(self._followers, start_node(spec, pool, token, place))
-        if conflicts := await asyncio.to_thread(claim_fence, fence_name(spec, pool), node.identity):
-            await node.stop("it does not fit the running replicas", 0.0)
-            raise RuntimeError(
-                f"a new replica of {pool} does not fit the running ones, which go on serving: "
-                f"{'; '.join(conflicts)}. Restart the deployment to change this for all"
-            )
+        self._output = OutputLog.keep(pool)
+        await asyncio.to_thread(raise_again, spec.name, pool)
+        try:
+            node = await self._started(start_node, spec, pool, token, nodes)
+        except Exception as error:
+            log_file = "" if self._output is None else str(self._output.path)
+            log.exception("this replica of %s does not start", pool)
+            await asyncio.to_thread(record_failure, spec.name, pool, failure_of(error, log_file))
+            raise
+        await asyncio.to_thread(forget_failure, spec.name, pool)
         endpoint = node.endpoint
         record = MemberRecord(
             worker_id=endpoint.worker_id,
@@ -122,6 +122,25 @@ class PoolReplica:
         if not on_sigterm(asked):
             log.warning("SIGTERM ends this replica at once: this version of Ray leaves no way to drain on it")
 
+    async def _started(
+        self, start_node: NodeFactory, spec: Deployment, pool: str, token: str, nodes: NodePlan | None
+    ) -> Node:
+        """Start the worker with all nodes of its engine. Raise what they raise, or if it does not fit."""
+        if nodes is None or spec.pool(pool).engine.nodes == 1:
+            node = await start_node(spec, pool, token, None)
+        else:
+            self._followers = await Followers.place(nodes, spec, pool)
+            place = nodes.lead(spec)
+            self._followers.start(place)
+            node = await _started_with(self._followers, start_node(spec, pool, token, place))
+        if conflicts := await asyncio.to_thread(claim_fence, fence_name(spec, pool), node.identity):
+            await node.stop("it does not fit the running replicas", 0.0)
+            raise RuntimeError(
+                f"a new replica of {pool} does not fit the running ones, which go on serving: "
+                f"{'; '.join(conflicts)}. Restart the deployment to change this for all"
+            )
+        return node
+
     async def _leave_on_failure(self, failed: Coroutine[Any, Any, str]) -> None:
         # A replica with a dead engine would fail three health checks before Serve replaced it; leaving at
         # once saves those seconds, and closes every session so that routers learn of it.
@@ -144,6 +163,9 @@ class PoolReplica:
 
     async def check_health(self) -> None:
         """Ray Serve's health check: that of the engine. A replica that drains is healthy."""
+        if self._output is not None:
+            # Once a second, which bounds how much is written between two calls.
+            self._output.trim()
         if self._failure is not None:
             raise RuntimeError(self._failure)
         if self._node is not None and self._stopping is None and (reason := self._node.stuck()) is not None:
@@ -179,12 +201,12 @@ def _own_name() -> str:
 
 
 async def _started_with(followers: Followers, start: Awaitable[Node]) -> Node:
-    """Start the worker, whose ranks and the followers' wait for each other. Raise RuntimeError if a follower
-    is lost meanwhile."""
+    """Start the worker, whose ranks and the followers' wait for each other. If a follower is lost meanwhile,
+    raise its EngineStartError, or RuntimeError."""
     starting, losing = asyncio.ensure_future(start), asyncio.create_task(followers.lost())
     await asyncio.wait((starting, losing), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
-        raise RuntimeError(losing.result())
+        raise followers.start_error() or RuntimeError(losing.result())
     losing.cancel()
     return starting.result()
 

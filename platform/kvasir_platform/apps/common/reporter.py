@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from kvasir_platform.cluster.ray.pools import PoolStatus
+    from kvasir_platform.cluster.ray.pool_status import PoolStatus
 
 
 class Reporter:

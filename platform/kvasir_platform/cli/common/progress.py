@@ -95,8 +95,13 @@ def curl_line(deployment: Deployment, url: str) -> str:
 
 
 def explain(error: StartError, output: CommandOutput) -> None:
-    """Print why the start failed, the end of the log, and what to do."""
+    """Print why the start failed, what to do, and the end of the log if it has the reason."""
     output.error(error)
+    if error.is_root:
+        if error.remedy:
+            output.text(f"{error.remedy[0].upper()}{error.remedy[1:]}.")
+        output.text(f"The worker's log is {error.log}.")
+        return
     if error.log:
         lines = tail(Path(error.log), _TAIL_LINES)
         if lines:

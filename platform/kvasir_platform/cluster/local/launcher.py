@@ -20,13 +20,16 @@ ReplicaState = Literal["pending", "starting", "ready", "failed"]
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """One replica of one pool. `detail` says what it waits for, or why it failed; `log` is the path of its
-    output, "" if unknown."""
+    output, "" if unknown; `remedy` says what to change, "" if that is unknown; `is_root`: `detail` is a root
+    error that every start has."""
 
     pool: str
     replica_id: str
     state: ReplicaState
     detail: str = ""
     log: str = ""
+    remedy: str = ""
+    is_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,11 +150,7 @@ class Supervisor:
             self._update(replicas=tuple(replicas))
             for replica in replicas:
                 if replica.state == "failed":
-                    raise StartError(
-                        f"{replica.pool} replica {replica.replica_id} failed: {replica.detail}",
-                        log=replica.log,
-                        remedy="see the end of its log; `kvasir check` finds common causes",
-                    )
+                    raise _failed(replica)
             detail = ", ".join(_pool_line(name, count, replicas) for name, count in wanted.items())
             self._say_detail("replicas", detail)
             ready = [replica.pool for replica in replicas if replica.state == "ready"]
@@ -265,6 +261,16 @@ class Supervisor:
         if text != self._detail:
             self._detail = text
             self._say("detail", step, text)
+
+
+def _failed(replica: ReplicaStatus) -> StartError:
+    if replica.is_root:
+        return StartError(replica.detail, log=replica.log, remedy=replica.remedy, is_root=True)
+    return StartError(
+        f"{replica.pool} replica {replica.replica_id} failed: {replica.detail}",
+        log=replica.log,
+        remedy=replica.remedy or "see the end of its log; `kvasir check` finds common causes",
+    )
 
 
 def _pool_line(name: str, wanted: int, replicas: list[ReplicaStatus]) -> str:

@@ -17,6 +17,7 @@ from kvasir.core.errors import StartError
 from kvasir_platform.cluster.local.launcher import LaunchSession, ReplicaStatus
 from kvasir_platform.cluster.local.processes import Child, Children, ended
 from kvasir_platform.cluster.ray.head import ray_environment
+from kvasir_workers.pool.output_log import LOGS_VARIABLE
 
 START_TIMEOUT_S = 120.0
 STOP_MARGIN_S = 15.0
@@ -32,7 +33,7 @@ class RayLauncher:
         self._deployment = deployment
         self._session = session
         self._common = [f"--deployment={session.spec_file}", f"--token-file={token_file}"]
-        env = {**session.env, **ray_environment(secrets.token_hex(32))}
+        env = {**session.env, **ray_environment(secrets.token_hex(32)), LOGS_VARIABLE: str(session.logs)}
         self._children = Children(session.logs, env)
         self._control: Child | None = None
         self._events = _Events()
@@ -137,16 +138,27 @@ class _Events:
         return self.newest[name]
 
 
-def _replicas(pool: dict[str, Any], log: str) -> list[ReplicaStatus]:
-    """Spread a pool's status, as Serve reports it, over the requested replicas."""
+def _replicas(pool: dict[str, Any], logs: str) -> list[ReplicaStatus]:
+    """Spread a pool's status, as the control process reports it, over the requested replicas. `logs` is the
+    folder of logs."""
     name, running = str(pool["pool"]), int(pool["running"])
-    failed = bool(pool["failed"])
+    failed, log = bool(pool["failed"]), str(pool["log"]) or logs
     rows = []
     for number in range(max(int(pool["wanted"]), running)):
         if number < running:
             rows.append(ReplicaStatus(name, f"{name}-{number}", "ready", str(pool["state"]), log))
         elif failed:
-            rows.append(ReplicaStatus(name, f"{name}-{number}", "failed", str(pool["message"]), log))
+            rows.append(
+                ReplicaStatus(
+                    name,
+                    f"{name}-{number}",
+                    "failed",
+                    str(pool["message"]),
+                    log,
+                    str(pool["remedy"]),
+                    is_root=bool(pool["permanent"]),
+                )
+            )
         else:
             rows.append(ReplicaStatus(name, f"{name}-{number}", "starting", str(pool["message"]), log))
     return rows

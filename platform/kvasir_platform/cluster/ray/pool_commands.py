@@ -8,7 +8,7 @@ from typing import Protocol
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir_platform.cluster.local.commands import CommandClient, ControlCommand
-from kvasir_platform.cluster.ray.rolling import ReplicaRow, Rolling
+from kvasir_platform.cluster.ray.pool_status import ReplicaRow, Rolling
 
 # Time for one replica to load its model; the drain of its predecessor is added.
 START_S = 300.0
@@ -16,7 +16,7 @@ _MESSAGE_CHARACTERS = 2000
 
 
 class RestartablePoolStatus(Protocol):
-    """The part of kvasir_platform.cluster.ray.pools.PoolStatus that is needed."""
+    """The part of kvasir_platform.cluster.ray.pool_status.PoolStatus that is needed."""
 
     @property
     def pool(self) -> str: ...

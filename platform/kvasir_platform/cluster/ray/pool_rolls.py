@@ -17,7 +17,7 @@ from kvasir.ports.clock import Clock
 from kvasir_platform.cluster.ray.pod_templates import PodRow
 from kvasir_platform.cluster.ray.pool_commands import RestartablePoolStatus
 from kvasir_platform.cluster.ray.pool_records import PoolRecord
-from kvasir_platform.cluster.ray.rolling import RUNNING, ReplicaRow
+from kvasir_platform.cluster.ray.pool_status import RUNNING, ReplicaRow
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ POD_START_S = 1800.0
 
 
 class RollingStatus(RestartablePoolStatus, Protocol):
-    """The part of kvasir_platform.cluster.ray.pools.PoolStatus that is needed."""
+    """The part of kvasir_platform.cluster.ray.pool_status.PoolStatus that is needed."""
 
     @property
     def ready(self) -> bool: ...

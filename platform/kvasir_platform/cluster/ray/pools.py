@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -26,7 +26,6 @@ from ray.experimental.internal_kv import (
 )
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve.schema import ApplicationStatus
 
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError, ProtocolError
@@ -43,14 +42,13 @@ from kvasir_platform.cluster.ray.pod_templates import (
     template_resource,
 )
 from kvasir_platform.cluster.ray.pool_records import PoolRecord, record_key, resumed
-from kvasir_platform.cluster.ray.rolling import ReplicaRow
+from kvasir_platform.cluster.ray.pool_status import PoolStatus, ReplicaRow, pool_status
+from kvasir_workers.pool.failures import forget_failure, read_failure
 from kvasir_workers.pool.followers import NodePlan
 from kvasir_workers.pool.replica import NodeFactory, PoolReplica
 
 log = logging.getLogger(__name__)
 
-RUNNING = str(ApplicationStatus.RUNNING.value)
-DEPLOY_FAILED = str(ApplicationStatus.DEPLOY_FAILED.value)
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 5.0
 STOP_MARGIN_S = 5.0
@@ -58,25 +56,6 @@ CONSTRUCTOR_RETRIES = 2
 ASK_TIMEOUT_S = 10.0
 # Percent of the pool: one replica at a time for pools of up to 100.
 SURGE_PERCENT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatus:
-    """One pool as Ray Serve reports it. `state` is Serve's own; `message` says why it is not running."""
-
-    pool: str
-    state: str
-    wanted: int
-    running: int
-    message: str = ""
-
-    @property
-    def ready(self) -> bool:
-        return self.state == RUNNING and self.running >= self.wanted
-
-    @property
-    def failed(self) -> bool:
-        return self.state == DEPLOY_FAILED
 
 
 def application_name(deployment: Deployment, pool: PoolSpec) -> str:
@@ -257,15 +236,11 @@ class RayPools:
         applications = serve.status().applications
         found = []
         for pool in self._deployment.pools:
-            wanted = self._records[pool.name].wanted
             application = applications.get(application_name(self._deployment, pool))
-            if application is None:
-                found.append(PoolStatus(pool.name, "NOT_STARTED", wanted, 0))
-                continue
-            overview = application.deployments.get(pool.name)
-            running = overview.replica_states.get("RUNNING", 0) if overview else 0
-            message = (overview.message if overview else "") or application.message
-            found.append(PoolStatus(pool.name, application.status.value, wanted, running, message))
+            status = pool_status(pool.name, self._records[pool.name].wanted, application)
+            if not status.ready and (failure := read_failure(self._deployment.name, pool.name)) is not None:
+                status = status.failing(failure)
+            found.append(status)
         return found
 
     def replicas(self, pool: str) -> list[ReplicaRow]:
@@ -384,8 +359,9 @@ class RayPools:
             external_scaler_enabled=True,
         )
 
-    @staticmethod
-    def _run(targets: list[serve.RunTarget]) -> None:
+    def _run(self, targets: list[serve.RunTarget]) -> None:
+        for target in targets:
+            forget_failure(self._deployment.name, target.name.removeprefix(f"{self._deployment.name}-"))
         serve.run_many(
             targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )

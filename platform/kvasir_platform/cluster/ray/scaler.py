@@ -19,7 +19,7 @@ from kvasir.core.errors import UpstreamError
 from kvasir.core.membership import MemberRecord
 from kvasir.ports.clock import Clock
 from kvasir.ports.scaler import Replica, ReplicaState
-from kvasir_platform.cluster.ray.rolling import RUNNING, ReplicaRow
+from kvasir_platform.cluster.ray.pool_status import RUNNING, ReplicaRow
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -141,6 +141,17 @@ async def test_a_failed_replica_ends_the_start_with_its_log(stage: Stage) -> Non
     assert stage.launcher.calls[-1] == "stop"
 
 
+async def test_a_root_error_is_the_failure_as_it_is_with_its_remedy(stage: Stage) -> None:
+    detail = "pool decode does not start: no memory is left"
+    stage.launcher.statuses = [
+        [ReplicaStatus("decode", "d-0", "failed", detail, "/l/d.log", "lower x", is_root=True)]
+    ]
+    failure = await stage.supervisor.run()
+    assert failure is not None
+    assert (failure.message, failure.remedy) == (detail, "lower x")
+    assert (failure.log, failure.is_root) == ("/l/d.log", True)
+
+
 async def test_a_start_that_takes_too_long_says_what_it_waited_for(tmp_path: Path) -> None:
     stage = Stage(tmp_path, SupervisorLimits(start_s=5.0, stop_s=5.0))
     stage.launcher.statuses = [[ReplicaStatus("prefill", "p", "ready")]]

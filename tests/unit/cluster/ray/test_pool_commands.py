@@ -24,7 +24,7 @@ from kvasir_platform.cluster.local.commands import (
     socket_path,
 )
 from kvasir_platform.cluster.ray.pool_commands import PoolCommands
-from kvasir_platform.cluster.ray.rolling import ReplicaRow
+from kvasir_platform.cluster.ray.pool_status import ReplicaRow
 
 PATIENCE_S = 10.0
 

@@ -10,7 +10,7 @@ import pytest
 from kvasir_platform.cluster.ray.pod_templates import PodRow
 from kvasir_platform.cluster.ray.pool_records import PoolRecord
 from kvasir_platform.cluster.ray.pool_rolls import POD_START_S, PoolRolls
-from kvasir_platform.cluster.ray.rolling import ReplicaRow
+from kvasir_platform.cluster.ray.pool_status import ReplicaRow
 
 OLD, NEW = "0123456789ab", "ba9876543210"
 DRAIN_S = 60.0

@@ -15,6 +15,7 @@ from kvasir_platform.cluster.ray import pools as ray_pools
 from kvasir_platform.cluster.ray.pod_templates import PodTemplate, pool_resource, template_resource
 from kvasir_platform.cluster.ray.pools import RayPools
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.pool.failures import StartFailure
 from kvasir_workers.pool.followers import NodePlan
 
 OLD, NEW = "0123456789ab", "ba9876543210"
@@ -44,6 +45,7 @@ class Serve:
         self.kept: dict[bytes, bytes] = {}
         self.free: dict[str, float] = {}
         self.asked: dict[str, Any] = {}
+        self.forgotten: list[tuple[str, str]] = []
 
         def put(key: bytes, value: bytes, *, overwrite: bool, namespace: str) -> None:
             self.kept[key] = value
@@ -53,6 +55,7 @@ class Serve:
 
         monkeypatch.setattr(ray_pools, "_internal_kv_put", put)
         monkeypatch.setattr(ray_pools, "_internal_kv_get", get)
+        monkeypatch.setattr(ray_pools, "forget_failure", lambda *of: self.forgotten.append(of))
         monkeypatch.setattr(ray, "available_resources", lambda: self.free)
         monkeypatch.setattr(ray_serve, "status", lambda: SimpleNamespace(applications={}))
         monkeypatch.setattr(ray_serve, "run_many", self.run_many)
@@ -220,3 +223,23 @@ def test_a_record_that_another_version_wrote_does_not_end_the_control_process(se
     assert serve.kept[key] != raw
     serve.control(spec(2))
     assert serve.asked["version"] == "1"
+
+
+def test_a_new_start_forgets_why_the_previous_replica_did_not_start(serve: Serve) -> None:
+    pools = serve.control(spec(2))
+    assert serve.forgotten == [("kvasir", "decode")]
+    pools.restart("decode")
+    assert serve.forgotten == [("kvasir", "decode")] * 2
+
+
+def test_a_pool_that_does_not_serve_has_the_reason_of_its_replica(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = serve.control(spec(2))
+    failure = StartFailure("no memory", "lower x", permanent=True, log="/l")
+    monkeypatch.setattr(
+        ray_pools, "read_failure", lambda *of: failure if of == ("kvasir", "decode") else None
+    )
+    (status,) = pools.status()
+    assert (status.message, status.remedy, status.log) == ("no memory", "lower x", "/l")
+    assert status.failed
