@@ -82,6 +82,9 @@ def _pages(config: ModelConfig, shape: EngineShape) -> list[_Page]:
     pages = []
     for cache in caches:
         size = _layer_bytes(cache, config, sizes, shape)
+        if not size:
+            # config.json does not say enough of this layer.
+            continue
         if cache.kind is LayerKind.RECURRENT:
             pages.append(_Page(cache.kind, 0, size, 0))
             continue

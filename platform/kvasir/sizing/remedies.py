@@ -112,7 +112,7 @@ def _fp8_weights(attempt: Attempt) -> Iterator[str]:
     if not capable or attempt.files.config.quantization is not None or attempt.shape.quantization != "none":
         return
     if _fits(need_of(attempt.files, replace(attempt.shape, quantization="fp8")), attempt.memory):
-        yield "take a checkpoint of the model in FP8"
+        yield "set model.quantization: fp8"
 
 
 def _fewer_sequences(attempt: Attempt) -> Iterator[str]:

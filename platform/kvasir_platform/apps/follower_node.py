@@ -14,9 +14,11 @@ from kvasir.config.load.model_support import with_length
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.pod import POD, at_pod
 from kvasir_platform.apps.worker_node import worker_view
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
+from kvasir_platform.cluster.preflight.host_memory import available_memory
 from kvasir_workers.engines.nodes import NodePlace, leading
 from kvasir_workers.pool.followers import NodePlan
 
@@ -36,7 +38,9 @@ async def follow(deployment: Deployment, pool_name: str, rank: int, leader: Node
     configure_logging(deployment.telemetry.log_level)
     place = replace(leader, rank=rank, address=_address(deployment))
     alone = deployment.worker.host == POD
-    view = worker_view(at_pod(deployment, os.environ), pool_name, max(1, int(usable_cpus())), alone=alone)
+    whole = at_pod(deployment, os.environ)
+    view = worker_view(whole, pool_name, max(1, int(usable_cpus())), alone=alone)
+    view = with_kv_size(whole, view, pool_name, free=available_memory()[0], alone=alone)
     from kvasir_workers.engines.vllm.follower import follow as follow_vllm
 
     folder = resolve_model(view.model.source, view.model.revision)

@@ -35,10 +35,12 @@ from kvasir.ports.engine import Engine
 from kvasir.telemetry.leg_spans import otlp_leg_recorder
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.collector import freeze_gc
+from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.common.pod import POD, at_pod, host_port
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
+from kvasir_platform.cluster.preflight.host_memory import available_memory
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.traced import TracedEngine
 from kvasir_workers.engines.vllm.setup.arguments import threads_per_rank
@@ -132,6 +134,7 @@ class WorkerNode:
         deployment = at_pod(deployment, os.environ)
         files = worker_files(deployment, pool_name)
         view = worker_view(deployment, pool_name, max(1, int(usable_cpus())), alone=alone)
+        view = with_kv_size(deployment, view, pool_name, free=available_memory()[0], alone=alone)
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         built = build_engine(view, view.pool(pool_name), clock, place)
         spans = otlp_leg_recorder(deployment.telemetry.otlp_endpoint, deployment.name, worker_id)

@@ -13,13 +13,14 @@ from tests.kit.model_folder import write_safetensors
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.load.loader import load
 from kvasir.config.spec.deployment import Deployment
+from kvasir.sizing.host import ENGINE_BYTES
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.finding import Finding
-from kvasir_platform.cluster.preflight.footprint import ENGINE_BYTES, GIB, needed_bytes, replica_bytes
+from kvasir_platform.cluster.preflight.footprint import GIB, needed_bytes, replica_bytes
+from kvasir_platform.cluster.preflight.host_memory import available_memory
 from kvasir_platform.cluster.preflight.machine_facts import FileProbe, MachineFacts, ModelProbe, PortProbe
 from kvasir_platform.cluster.preflight.probe import (
-    _memory,
     probe,
     probe_model,
     probe_port,
@@ -324,12 +325,12 @@ def test_a_control_groups_memory_limit_counts(tmp_path: Path, version: str) -> N
         folder.mkdir()
     for name, text in zip(names, ("5000", "3000", "anon 1\ninactive_file 500\n"), strict=True):
         (folder / name).write_text(text)
-    assert _memory(tmp_path) == (2500, "this container's limit")
+    assert available_memory(tmp_path) == (2500, "this container's limit")
 
 
 def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max")
-    assert _memory(tmp_path)[1] == "the machine's"
+    assert available_memory(tmp_path)[1] == "the machine's"
 
 
 def test_a_control_groups_cpu_quota_counts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_70b_does_not_fit_on_one_h100_and_says_so_with_the_arithmetic() -> None:
     )
     assert changes("H100", models.LLAMA_70B) == [
         "set engine.tensor_parallel_size: 2 and gpus: 2",
-        "take a checkpoint of the model in FP8",
+        "set model.quantization: fp8",
         "use B200 or GB200",
     ]
 
@@ -160,3 +161,24 @@ def test_the_tensors_of_the_largest_model_are_read_once_and_summed() -> None:
     tensors = models.tensors_of(models.DEEPSEEK_V3)
     assert len(tensors) > 90_000
     assert len(files(models.DEEPSEEK_V3).weights) < 200
+
+
+_PAGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Llama-3.1-8B": (models.LLAMA_8B, {}),
+    "Qwen3-30B-A3B": (models.QWEN3_30B, {}),
+    "gpt-oss-120b": (models.GPT_OSS_120B, {}),
+    "Gemma-3-27B": (models.GEMMA3_27B, {"keeps_windows": False}),
+    "Llama-3.1-70B": (models.LLAMA_70B, {"tensor": 4}),
+    "DeepSeek-V3": (models.DEEPSEEK_V3, {"tensor": 16}),
+}
+
+
+@pytest.mark.parametrize("name", _PAGE)
+def test_the_page_on_sizing_states_what_the_arithmetic_gives(name: str) -> None:
+    values, shape = _PAGE[name]
+    found = on("H100", values, **shape)
+    page = (Path(__file__).parents[3] / "docs" / "SIZING.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith(f"| {name}, "))
+    assert f"| {found.weights / GIB:.1f} GiB" in row
+    assert f"| {found.free / GIB:.1f} GiB" in row
+    assert f"| {found.tokens:,} |" in row

@@ -108,6 +108,13 @@ def test_an_encoder_keeps_nothing() -> None:
     assert (need.block_bytes, need.request_blocks, need.tokens((1 << 30,))) == ((0,), 0, 0)
 
 
+@pytest.mark.parametrize("keeps_windows", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next", "gemma3", "deepseek_v3"])
+def test_a_configuration_without_dimensions_has_no_size_and_no_error(kind: str, keeps_windows: bool) -> None:
+    config = models.config_of({"model_type": kind, "num_hidden_layers": 12, "kv_lora_rank": 0})
+    assert kv_need(config, dataclasses.replace(SHAPE, keeps_windows=keeps_windows)).request_bytes == (0,)
+
+
 def test_the_stage_with_the_least_room_decides() -> None:
     need = kv_need(models.config_of(models.LLAMA_70B), EngineShape(pipeline=2))
     request = need.request_bytes[0]

@@ -45,8 +45,39 @@ def one_pool(engine: EngineSpec | None = None, **changes: Any) -> Deployment:
     return Deployment(disaggregation="never", pools=(pool,), **changes)
 
 
+def on_gpus(gpus: float, **engine: Any) -> Deployment:
+    pool = PoolSpec(name="both", role=Role.BOTH, gpus=gpus, engine=EngineSpec(**engine))
+    return Deployment(disaggregation="never", pools=(pool,))
+
+
 def arguments(deployment: Deployment, pool: int = 0, platform: str = "cpu") -> dict[str, Any]:
     return engine_arguments(deployment, deployment.pools[pool], model_path="/m", platform=platform)
+
+
+def test_on_a_gpu_vllm_measures_how_much_is_left_for_kv() -> None:
+    made = arguments(on_gpus(1.0), platform="cuda")
+    assert (made["gpu_memory_utilization"], made["kv_cache_memory_bytes"]) == (0.9, None)
+
+
+def test_pools_that_share_a_gpu_divide_its_memory() -> None:
+    made = arguments(on_gpus(0.5, gpu_memory_utilization=0.8), platform="cuda")
+    assert made["gpu_memory_utilization"] == 0.4
+
+
+def test_ranks_with_a_gpu_each_use_the_whole_of_it() -> None:
+    spread = on_gpus(2.0, tensor_parallel_size=4, nodes=2)
+    assert arguments(spread, platform="cuda")["gpu_memory_utilization"] == 0.9
+
+
+def test_explicit_bytes_of_kv_are_given_as_they_are() -> None:
+    made = arguments(on_gpus(1.0, kv_cache_bytes=1 << 30), platform="cuda")
+    assert (made["gpu_memory_utilization"], made["kv_cache_memory_bytes"]) == (0.9, 1 << 30)
+
+
+def test_on_a_cpu_vllm_never_sizes_kv_itself() -> None:
+    made = arguments(one_pool())
+    assert made["kv_cache_memory_bytes"] == 128 << 20
+    assert "gpu_memory_utilization" not in made
 
 
 def test_every_engine_power_reaches_vllm() -> None:

@@ -155,7 +155,11 @@ def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             "leave it off"
         )
     if pool.gpus:
-        yield f"pools.{pool.name}.gpus: {pool.gpus:g} asked for, and this installation runs on the CPU; set 0"
+        remedy = "set 0" if pool.gpu is None else "start it where the GPUs are, with the engine for them"
+        yield (
+            f"pools.{pool.name}.gpus: {pool.gpus:g} asked for, and this installation runs on the CPU; "
+            f"{remedy}"
+        )
 
 
 def _on_cuda(pool: PoolSpec) -> Iterator[str]:

@@ -39,7 +39,7 @@ OWNED: Mapping[str, str] = {
     "block_size": "set engine.block_size",
     "kv_cache_dtype": "set engine.kv_dtype",
     "kv_cache_memory_bytes": "set engine.kv_cache_bytes",
-    "gpu_memory_utilization": "set engine.kv_cache_bytes",
+    "gpu_memory_utilization": "set engine.gpu_memory_utilization",
     "num_gpu_blocks_override": "set engine.kv_cache_bytes",
     "enable_prefix_caching": "set engine.prefix_caching",
     "prefix_caching_hash_algo": "leave it out: tiers need a hash that holds outside the engine",

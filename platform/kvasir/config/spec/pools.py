@@ -11,6 +11,7 @@ from kvasir.config.spec.base import Name, Spec
 from kvasir.config.spec.engine_args import KV_LAYOUT, EngineArgs
 from kvasir.config.spec.scaling import PoolScalingSpec
 from kvasir.core.requests import Role
+from kvasir.hardware.gpus import gpu_named, gpu_names
 
 
 class SpeculativeSpec(Spec):
@@ -65,8 +66,12 @@ class EngineSpec(Spec):
     """`sim` generates deterministic text with the timing of `sim`, for load and fault tests."""
     block_size: int = Field(default=32, ge=1, le=1024)
     """Tokens per KV block. The CPU build requires multiples of 32."""
-    kv_cache_bytes: int = Field(default=128 << 20, ge=1 << 20)
-    """KV memory of each rank of a replica."""
+    kv_cache_bytes: int | None = Field(default=None, ge=1 << 20)
+    """KV memory of each rank of a replica. Default: on a GPU, what `gpu_memory_utilization` leaves after
+    weights and activations; on a CPU, a share of the free memory, at least one request of `max_model_len`."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Fraction of the memory of each GPU that a replica uses for weights, activations and KV. For a pool with
+    less than one GPU per rank, it is the fraction of that share."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Maximum requests in a batch."""
@@ -143,7 +148,18 @@ class PoolSpec(Spec):
     cpus: float = Field(default=0.5, gt=0)
     """CPU cores reserved in Ray for each replica on each of its nodes."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs reserved in Ray for each replica on each of its nodes."""
+    """GPUs reserved in Ray for each replica on each of its nodes. Less than 1: the GPU is shared."""
+    gpu: str | None = None
+    """The GPU that the pool is sized for, such as `H100` or `L4`, where it is not present when the spec is
+    checked. Default: the GPUs of the machine."""
+
+    @model_validator(mode="after")
+    def _known_gpu(self) -> Self:
+        if self.gpu is not None and gpu_named(self.gpu) is None:
+            raise ValueError(f"gpu: {self.gpu} is not in the catalogue; choose one of: {gpu_names()}")
+        if self.gpu is not None and not self.gpus:
+            raise ValueError(f"gpu: {self.gpu} is named, and gpus is 0; set gpus, or remove gpu")
+        return self
 
     @model_validator(mode="after")
     def _begins_within(self) -> Self:
@@ -154,6 +170,14 @@ class PoolSpec(Spec):
                 f"{scaling.max} of scaling; choose a size within them"
             )
         return self
+
+    @property
+    def gpu_utilization(self) -> float:
+        """Fraction of a GPU's memory that one rank uses: of the share that it has of the GPU."""
+        engine = self.engine
+        ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+        share = min(1.0, self.gpus * engine.nodes / ranks) if self.gpus else 1.0
+        return round(engine.gpu_memory_utilization * share, 4)
 
     @property
     def most(self) -> int:

@@ -15,6 +15,7 @@ from kvasir.core.requests import Role
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import MIB, needed_bytes, replica_bytes, size_text
+from kvasir_platform.cluster.preflight.gpu_memory import gpu_memory_findings
 from kvasir_platform.cluster.preflight.kubernetes import kubernetes_findings
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts
 from kvasir_platform.cluster.preflight.model import model_findings
@@ -32,11 +33,11 @@ def examine(deployment: Deployment, machine: MachineFacts) -> list[Finding]:
     """Return all findings, in the order in which to fix them. If Kubernetes runs the pools, this machine is a
     router's pod, and the requirements of engines are not checked."""
     if deployment.discovery.kind == "kubernetes":
-        in_a_pod = (_system, _support, _models, _named_files, _open_files, _native, _kubernetes)
+        in_a_pod = (_system, _support, _models, _gpu_memory, _named_files, _open_files, _native, _kubernetes)
         return [finding for check in in_a_pod for finding in check(deployment, machine)]
     checks = (
-        _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus, _shm,
-        _open_files, _native, _fabric, _tiers, _limits,
+        _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus,
+        _gpu_memory, _shm, _open_files, _native, _fabric, _tiers, _limits,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
 
@@ -210,6 +211,10 @@ def _gpus(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
         )
     elif reserved:
         yield Finding("gpus", "ok", f"{reserved:g} of {machine.gpus} reserved")
+
+
+def _gpu_memory(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
+    return gpu_memory_findings(deployment, machine)
 
 
 def _shm(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from kvasir.config.load.model_support import served_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.sizing.host import ENGINE_BYTES, SMALL_KV_BYTES, least_kv_bytes
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 from kvasir_platform.cluster.preflight.tiers import arena_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30
 
-# Resident memory beside weights and KV, measured on vLLM 0.32 for the CPU and on Ray 2.60.
-ENGINE_BYTES = 1_700_000_000
+# Resident memory, measured on Ray 2.60.
 SIM_ENGINE_BYTES = 250_000_000
 CLUSTER_BYTES = 700_000_000
 ROUTER_BYTES = 250_000_000
@@ -33,7 +34,18 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
     stored = _DTYPE_BYTES.get(model.weight_dtype, 2)
     served = _DTYPE_BYTES.get(deployment.model.dtype, stored)
     weights = model.weight_bytes * served // stored * engine.data_parallel_size
-    return weights + processes * (engine.kv_cache_bytes + ENGINE_BYTES) + arenas
+    return weights + processes * (_kv_bytes(deployment, pool, model) + ENGINE_BYTES) + arenas
+
+
+def _kv_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
+    """Return the KV of one rank: the spec's, or the least with which an engine starts, because it takes more
+    only where there is more."""
+    if pool.engine.kv_cache_bytes is not None:
+        return pool.engine.kv_cache_bytes
+    length = None if model.config is None else served_length(deployment, model.config)
+    if model.config is None or length is None:
+        return SMALL_KV_BYTES
+    return max(SMALL_KV_BYTES, least_kv_bytes(deployment, pool, model.config, max_model_len=length))
 
 
 def needed_bytes(deployment: Deployment, machine: MachineFacts) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.spec.deployment import Deployment
+from kvasir.sizing.weights import WeightPart
 from kvasir_platform.cluster.preflight.kubernetes import KubernetesProbe
 from kvasir_platform.cluster.preflight.tiers import TierProbe
 
@@ -14,8 +15,8 @@ from kvasir_platform.cluster.preflight.tiers import TierProbe
 class ModelProbe:
     """The files in the model's folder. `problem` is why they cannot be used ("" if they can), and
     `weights_problem` why the weights cannot; `to_download` means that a start has to download them first.
-    `weight_bytes` is the size of all tensors, `weight_dtype` the dtype of the checkpoint. `config` is there
-    unless there is a problem; `files` are the names in the folder."""
+    `weight_bytes` is the size of all tensors, `weight_dtype` the dtype of the checkpoint, and `weights` what
+    ranks divide. `config` is there unless there is a problem; `files` are the names in the folder."""
 
     folder: str = ""
     problem: str = ""
@@ -24,6 +25,7 @@ class ModelProbe:
     offline: bool = False
     weight_bytes: int = 0
     weight_dtype: str = ""
+    weights: tuple[WeightPart, ...] = ()
     config: ModelConfig | None = None
     files: frozenset[str] = frozenset()
 
@@ -54,7 +56,8 @@ class MachineFacts:
     """The machine's properties that a deployment depends on. Sizes in bytes; `memory_limit` names what bounds
     the available memory. `model` is the deployment's first, and `further_models` are the others by name.
     `installed` and `pinned` map distributions to versions, the latter as this release of Kvasir requires
-    them. `limits_problem` is why the Redis of rate limits cannot be reached."""
+    them. `gpu_devices` are the names of GPUs, "" for one whose name is unknown. `limits_problem` is why the
+    Redis of rate limits cannot be reached."""
 
     system: str
     cpus: float
@@ -64,6 +67,7 @@ class MachineFacts:
     shm_writable: bool
     open_files: int
     gpus: int = 0
+    gpu_devices: tuple[str, ...] = ()
     port: PortProbe = PortProbe()
     model: ModelProbe = ModelProbe()
     further_models: dict[str, ModelProbe] = field(default_factory=dict)

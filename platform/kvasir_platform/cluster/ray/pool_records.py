@@ -17,7 +17,7 @@ import msgspec
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 
 _SHARED = {"name", "model", "lora", "disaggregation", "transfer", "tiers", "worker", "tls"}
-_NOT_THE_WORKERS = {"replicas", "scaling", "kv_index", "cpus", "gpus"}
+_NOT_THE_WORKERS = {"replicas", "scaling", "kv_index", "cpus", "gpus", "gpu"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.native import root_hash
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import KvSource, StepSink
+from kvasir.sizing.host import SMALL_KV_BYTES
 from kvasir_workers.engines.sim.fabric import SimFabric, SimLink
 from kvasir_workers.engines.sim.model import SimModel
 from kvasir_workers.engines.sim.rank import SimRank
@@ -260,7 +261,7 @@ class SimEngine:
         engine, transfer = self._pool.engine, self._deployment.transfer
         return SimLimits(
             block_size=engine.block_size,
-            blocks=engine.kv_cache_bytes // layout.bytes_per_block,
+            blocks=self._kv_bytes(layout) // layout.bytes_per_block,
             bytes_per_block=layout.bytes_per_block,
             max_model_len=self._deployment.model.context_length,
             max_seqs=engine.max_num_seqs,
@@ -276,6 +277,13 @@ class SimEngine:
             # Without a fabric a puller could not know what is computed.
             overlap=transfer.overlap != "never" and engine.chunked_prefill and self._fabric is not None,
         )
+
+    def _kv_bytes(self, layout: KvLayout) -> int:
+        """Return the size of the cache: the spec's, or that of a small model, if a request fits in it."""
+        if self._pool.engine.kv_cache_bytes is not None:
+            return self._pool.engine.kv_cache_bytes
+        request = -(-self._deployment.model.context_length // layout.block_size) * layout.bytes_per_block
+        return max(SMALL_KV_BYTES, request)
 
     def _identity(self, layout: KvLayout, limits: SimLimits) -> WorkerIdentity:
         model = self._deployment.model

@@ -15,6 +15,7 @@ from kvasir.config.checks.quantization import ENGINE_METHODS
 from kvasir.config.load.support import LORA_RANKS
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SpeculativeSpec
 from kvasir.core.requests import Role
+from kvasir.sizing.host import SMALL_KV_BYTES
 from kvasir_workers.engines.nodes import NodePlace
 
 CONNECTOR = "KvasirConnector"
@@ -111,7 +112,7 @@ def engine_arguments(
         "max_model_len": deployment.model.context_length,
         "seed": engine.seed,
         "block_size": engine.block_size,
-        "kv_cache_memory_bytes": engine.kv_cache_bytes,
+        **_memory(pool, platform),
         "kv_cache_dtype": engine.kv_dtype,
         "enable_prefix_caching": engine.prefix_caching,
         "enable_chunked_prefill": engine.chunked_prefill,
@@ -201,6 +202,15 @@ def environment(
 def _quantization(deployment: Deployment) -> dict[str, Any]:
     method = deployment.model.quantization
     return {"quantization": method} if method in ENGINE_METHODS else {}
+
+
+def _memory(pool: PoolSpec, platform: str) -> dict[str, Any]:
+    size = pool.engine.kv_cache_bytes
+    if platform == "cpu":
+        # Without a size, vLLM would take most of the machine's memory.
+        return {"kv_cache_memory_bytes": SMALL_KV_BYTES if size is None else size}
+    # vLLM measures what weights and activations leave of the fraction, unless it is given a size.
+    return {"gpu_memory_utilization": pool.gpu_utilization, "kv_cache_memory_bytes": size}
 
 
 def _speculation(spec: SpeculativeSpec) -> dict[str, Any]:

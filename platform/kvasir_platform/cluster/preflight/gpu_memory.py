@@ -1,0 +1,70 @@
+"""Checks whether the model of each pool fits on its GPUs, and says with which arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvasir.config.load.model_support import served_length
+from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.hardware.gpus import Gpu, gpu_named, gpu_of_device
+from kvasir.sizing.fit import ModelFiles, Need, fit, need_of
+from kvasir.sizing.pools import rank_memory, shape_of
+from kvasir.sizing.remedies import Attempt, fitting_gpus, remedies
+from kvasir.sizing.report import GIB, describe, gib, terms
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
+
+
+def gpu_memory_findings(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
+    """Yield one finding for each pool on GPUs whose model's files are here."""
+    for view in deployment.views():
+        for pool in view.pools:
+            if pool.gpus and pool.engine.kind == "vllm":
+                yield from pool_findings(view, pool, machine.model_of(view), machine.gpu_devices)
+
+
+def pool_findings(
+    view: Deployment, pool: PoolSpec, model: ModelProbe, devices: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield whether `model` fits on the GPU that `pool` names, on the smallest of `devices` if it names none,
+    or what it needs if neither is known."""
+    length = None if model.config is None else served_length(view, model.config)
+    if model.config is None or length is None or not model.weights:
+        return
+    files = ModelFiles(model.config, model.weights)
+    shape = shape_of(view, pool, max_model_len=length)
+    need, gpu = need_of(files, shape), _gpu(pool, devices)
+    if gpu is None:
+        yield _unknown(view, pool, need, devices)
+        return
+    memory = rank_memory(pool, gpu.memory_bytes)
+    found = fit(need, memory)
+    each = gpu.name if shape.ranks == 1 else f"each of {shape.ranks} {gpu.name}"
+    message = f"pool {pool.name}: {view.model.name} {describe(found, need, each)}"
+    if found.missing:
+        changes = remedies(Attempt(files, shape, memory, gpu, pool.gpus))
+        yield Finding("memory", "error", message, "; or ".join(changes) or "take a smaller model")
+    else:
+        yield Finding("memory", "ok", message)
+
+
+def _gpu(pool: PoolSpec, devices: Sequence[str]) -> Gpu | None:
+    if pool.gpu is not None:
+        return gpu_named(pool.gpu)
+    known = [gpu_of_device(device) for device in devices]
+    found = [gpu for gpu in known if gpu is not None]
+    return min(found, key=lambda gpu: gpu.memory_bytes) if found and len(found) == len(known) else None
+
+
+def _unknown(view: Deployment, pool: PoolSpec, need: Need, devices: Sequence[str]) -> Finding:
+    weights, request = max(need.weights), max(need.kv.request_bytes)
+    total = gib(weights + need.working.total + request)
+    message = (
+        f"pool {pool.name}: {view.model.name} needs {total} GiB of each GPU: {terms(weights, need)} + "
+        f"{request / GIB:.2f} KV for one request of {need.kv.max_model_len:,} tokens"
+    )
+    if names := fitting_gpus(need, rank_memory(pool, 0)):
+        message += f"; the smallest that have it: {', '.join(names)}"
+    unknown = ", ".join(sorted({device for device in devices if device})) or "the pool's GPU"
+    remedy = f"{unknown} is not known here: name one of the catalogue in pools.{pool.name}.gpu to compare"
+    return Finding("memory", "warning", message, remedy)

@@ -1,0 +1,192 @@
+"""GPUs and their memory, before a start: what fits, with which arithmetic, and what would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit import public_models as models
+from tests.kit.model_folder import write_model
+
+from kvasir.checkpoint.tensors import TensorHeader
+from kvasir.config.checks.problems import SpecError
+from kvasir.config.load.loader import load, loads
+from kvasir.config.load.support import unsupported_features
+from kvasir.core.errors import ConfigError
+from kvasir.sizing.weights import weight_parts
+from kvasir_platform.cli.main import main
+from kvasir_platform.cluster.preflight.checks import examine
+from kvasir_platform.cluster.preflight.devices import gpu_devices
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.footprint import GIB
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
+
+ONE_POOL = "disaggregation: never\npools: [{name: serve, role: both, gpus: 1}]\n"
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def machine(values: dict[str, Any], devices: Sequence[str] = ()) -> MachineFacts:
+    config = models.config_of(values)
+    return MachineFacts(
+        system="linux",
+        cpus=64.0,
+        memory_available=256 * GIB,
+        memory_limit="the machine's",
+        shm_free=8 * GIB,
+        shm_writable=True,
+        open_files=20_000,
+        gpus=len(devices),
+        gpu_devices=tuple(devices),
+        model=ModelProbe(
+            folder="/m",
+            weight_bytes=1,
+            config=config,
+            weights=weight_parts(config, models.tensors_of(values)),
+            files=frozenset({"config.json", "tokenizer.json"}),
+        ),
+        installed={"vllm": "0.32.0", "ray": "2.60.0", "nixl": "1.5.1"},
+    )
+
+
+def of_gpus(facts: MachineFacts, *overrides: str) -> list[Finding]:
+    """Return the findings on the pools' GPU memory."""
+    findings = examine(loads(ONE_POOL, "k.yaml", overrides), facts)
+    return [each for each in findings if each.check == "memory" and each.message.startswith("pool ")]
+
+
+def test_a_model_that_fits_is_reported_with_the_tokens_of_kv_that_remain() -> None:
+    (found,) = of_gpus(machine(models.LLAMA_8B, [H100]))
+    assert found.level == "ok"
+    assert found.message.startswith(
+        "pool serve: kvasir-tiny fits on H100: 71.2 GiB (0.9 of 79.1) = 15.0 weights"
+    )
+    assert found.message.endswith("54.9 left for KV: 449,696 tokens, 109.8 requests of 4,096")
+
+
+def test_70b_on_one_h100_is_refused_with_the_arithmetic_and_what_would_fit() -> None:
+    (found,) = of_gpus(machine(models.LLAMA_70B, [H100]))
+    assert found.level == "error"
+    assert "does not fit on H100 by 63.0 GiB: 71.2 GiB (0.9 of 79.1) - (131.4 weights" in found.message
+    assert found.remedy.startswith(
+        "set engine.tensor_parallel_size: 2 and gpus: 2; or set model.quantization: fp8"
+    )
+
+
+def test_the_gpu_that_a_pool_names_counts_where_none_is_present() -> None:
+    (found,) = of_gpus(machine(models.LLAMA_70B), "pools.serve.gpu=B200")
+    assert found.level == "ok"
+    assert "fits on B200" in found.message
+
+
+def test_each_of_several_ranks_has_its_part() -> None:
+    four = ["pools.serve.gpus=4", "pools.serve.engine.tensor_parallel_size=4"]
+    (found,) = of_gpus(machine(models.LLAMA_70B, [H100] * 4), *four)
+    assert found.level == "ok"
+    assert "fits on each of 4 H100" in found.message
+
+
+def test_of_different_gpus_the_smallest_counts() -> None:
+    (found,) = of_gpus(machine(models.LLAMA_70B, ["NVIDIA B200", "NVIDIA L4"]))
+    assert "does not fit on L4" in found.message
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"),
+    [([], "the pool's GPU is not known here"), (["Voodoo 2"], "Voodoo 2 is not known here")],
+)
+def test_without_a_known_gpu_the_need_is_stated_and_which_gpus_have_it(
+    devices: list[str], named: str
+) -> None:
+    (found,) = of_gpus(machine(models.LLAMA_8B, devices))
+    assert found.level == "warning"
+    assert found.message.startswith("pool serve: kvasir-tiny needs 16.8 GiB of each GPU: 15.0 weights + ")
+    assert found.message.endswith("the smallest that have it: L4, A10G, A10")
+    assert found.remedy.startswith(named)
+
+
+def test_pools_that_share_a_gpu_have_a_part_of_it_each() -> None:
+    (alone,) = of_gpus(machine(models.LLAMA_8B, ["NVIDIA L4"]))
+    (shared,) = of_gpus(machine(models.LLAMA_8B, ["NVIDIA L4"]), "pools.serve.gpus=0.5")
+    assert (alone.level, shared.level) == ("ok", "error")
+    assert "9.9 GiB (0.45 of 22.0)" in shared.message
+
+
+def test_windows_are_kept_where_no_kv_is_moved_and_widened_where_it_is() -> None:
+    facts = machine(models.GEMMA3_27B, [H100])
+    (kept,) = of_gpus(facts, "model.max_model_len=32768")
+    (widened,) = of_gpus(facts, "model.max_model_len=32768", "tiers={cpu: {}}")
+    assert _tokens(kept.message) > 2 * _tokens(widened.message)
+
+
+def _tokens(message: str) -> int:
+    return int(message.split("left for KV: ")[1].split(" tokens", maxsplit=1)[0].replace(",", ""))
+
+
+def test_the_model_s_own_length_is_judged_where_the_spec_says_auto() -> None:
+    (found,) = of_gpus(machine(models.LLAMA_8B, ["NVIDIA L4"]), "model.max_model_len=auto")
+    assert found.level == "error"
+    assert "one request of 131,072 tokens needs 16.00 GiB" in found.message
+    assert found.remedy.startswith("set model.max_model_len to 28704 or less")
+
+
+def test_explicit_bytes_beyond_the_gpu_are_refused() -> None:
+    (found,) = of_gpus(machine(models.LLAMA_8B, [H100]), f"pools.serve.engine.kv_cache_bytes={70 * GIB}")
+    assert found.level == "error"
+    assert "kv_cache_bytes is 70.0 GiB" in found.message
+    assert found.remedy.startswith("leave engine.kv_cache_bytes out")
+
+
+def test_pools_on_the_cpu_and_models_that_are_not_here_have_no_such_finding() -> None:
+    assert of_gpus(machine(models.LLAMA_8B), "pools.serve.gpus=0") == []
+    absent = replace(machine(models.LLAMA_8B, [H100]), model=ModelProbe(to_download=True))
+    assert of_gpus(absent) == []
+
+
+def test_a_gpu_that_is_not_in_the_catalogue_is_refused_with_those_that_are() -> None:
+    with pytest.raises(
+        SpecError, match=r"H1000 is not in the catalogue; choose one of: .*H100-NVL, H100, H20"
+    ):
+        loads(ONE_POOL, "k.yaml", ["pools.serve.gpu=H1000"])
+    with pytest.raises(ConfigError, match="H100 is named, and gpus is 0; set gpus"):
+        loads(ONE_POOL, "k.yaml", ["pools.serve.gpu=H100", "pools.serve.gpus=0"])
+
+
+def test_a_pool_that_names_its_gpu_is_not_told_to_use_the_cpu() -> None:
+    (refusal,) = unsupported_features(loads(ONE_POOL, "k.yaml", ["pools.serve.gpu=H100"]), platform="cpu")
+    assert refusal.endswith("start it where the GPUs are, with the engine for them")
+
+
+def test_validation_refuses_what_does_not_fit_on_the_named_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors: list[TensorHeader] = list(models.tensors_of(models.LLAMA_70B))
+    write_model(tmp_path / "m", models.LLAMA_70B, {each.name: (each.dtype, each.shape) for each in tensors})
+    file = tmp_path / "k.yaml"
+    file.write_text(ONE_POOL + f"model: {{source: {tmp_path / 'm'}}}\n")
+    command = ["config", "validate", "-f", str(file), "--set"]
+    assert main([*command, "pools.serve.gpu=H100"]) != 0
+    assert "does not fit on H100 by 63.0 GiB" in capsys.readouterr().err
+    assert main([*command, "pools.serve.gpu=B200"]) == 0
+    assert "fits on B200" in capsys.readouterr().out
+
+
+def test_the_driver_s_files_name_the_gpus(tmp_path: Path) -> None:
+    devices, driver = tmp_path / "dev", tmp_path / "gpus"
+    devices.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (devices / name).touch()
+    for at, model in (("0000:01:00.0", H100), ("0000:02:00.0", "NVIDIA L4")):
+        (driver / at).mkdir(parents=True)
+        (driver / at / "information").write_text(f"Model: \t\t {model}\nIRQ: 7\n")
+    assert gpu_devices({}, devices, driver) == (H100, "NVIDIA L4")
+    assert gpu_devices({"CUDA_VISIBLE_DEVICES": "1"}, devices, driver) == (H100,)
+    assert gpu_devices({"CUDA_VISIBLE_DEVICES": "-1"}, devices, driver) == ()
+    assert gpu_devices({}, devices, tmp_path / "none") == ("", "")
+
+
+def test_the_default_deployment_says_nothing_of_gpus() -> None:
+    findings = examine(load(None), machine(models.LLAMA_8B))
+    assert not [each for each in findings if each.message.startswith("pool ")]
