@@ -84,6 +84,17 @@ _MLA: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
     "topk_method": "noaux_tc",
+    # As in DeepSeek's checkpoints. vLLM's CPU kernel for RoPE that is not scaled is wrong for MLA's tensors.
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 1024,
+    },
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 128,
 }
@@ -159,9 +170,7 @@ MODELS: tuple[TinyModel, ...] = (
         "DeepseekV3ForCausalLM",
         _MLA,
         adapts=(),
-        remark="vLLM has no prefix cache for MLA on CPUs without AMX, so that no prompt is found again and "
-        "tiers have no keys; and it computes the last token of a prompt with another kernel if it computes "
-        "it alone, as a decode engine does (docs/KV.md)",
+        remark="vLLM has no prefix cache for MLA on CPUs without AMX, so that no prompt is found again",
     ),
     TinyModel("qwen3-next", "Qwen3NextConfig", "Qwen3NextForCausalLM", _NEXT, adapts=(), half=True),
     TinyModel(
