@@ -27,6 +27,7 @@ from tests.kit.models.maker import RANK
 from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
 from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, PositionLogprobs, Role, Sampling
+from kvasir_workers.engines.vllm.engine import VllmEngine
 from kvasir_workers.engines.vllm.setup.arguments import environment
 
 LENGTHS = (33, 64, 200, 350, 500, 700, 1000, 1300, 1600, 2000)
@@ -37,7 +38,7 @@ STEP_TOKENS = 512
 KV_BYTES = 64 << 20
 CONTEXT = 2560
 MARK = "RESULT "
-_FILLER_TOKENS = 128
+_EMPTYING = 50
 
 Logprobs = list[dict[int, float]]
 
@@ -118,8 +119,7 @@ def kvasir(mode: str, model: TinyModel, folder: Path, adapter: Path) -> Generate
 def _deployment(mode: str, model: TinyModel, folder: Path, adapter: Path) -> Deployment:
     engine = EngineSpec(
         block_size=BLOCK,
-        # A small cache is soon full of other prompts.
-        kv_cache_bytes=KV_BYTES // 2 if mode == "tiers" else KV_BYTES,
+        kv_cache_bytes=KV_BYTES,
         threads=1,
         max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=8,
@@ -136,8 +136,6 @@ def _deployment(mode: str, model: TinyModel, folder: Path, adapter: Path) -> Dep
 
 
 async def _kvasir(mode: str, model: TinyModel, folder: Path, adapter: Path) -> Generated:
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
     spec = _deployment(mode, model, folder, adapter)
     engines = [VllmEngine(spec, pool, model_path=str(folder)) for pool in spec.pools]
     benches: list[EngineBench] = []
@@ -156,8 +154,7 @@ async def _generate(mode: str, model: TinyModel, benches: Sequence[EngineBench])
         made.tokens.append(done.choice().tokens)
         made.logprobs.append([_likeliest(each) for each in done.choice().logprobs])
         if mode == "tiers":
-            # A cache that another prompt has filled has to load the first one again.
-            await _fill(benches[0])
+            await _empty(benches[0])
         again = await _one(benches, prompt)
         made.again.append(again.choice().tokens)
         found = again.last.usage if again.last is not None else None
@@ -172,12 +169,15 @@ async def _generate(mode: str, model: TinyModel, benches: Sequence[EngineBench])
     return made
 
 
-async def _fill(bench: EngineBench) -> None:
-    """Fill the cache with prompts that no window is shorter than, whose blocks all stay."""
-    rng = random.Random(11)
-    for _ in range(bench.identity.kv_blocks // (_FILLER_TOKENS // BLOCK) + 1):
-        filler = [100 + rng.randrange(3900) for _ in range(_FILLER_TOKENS)]
-        await bench.generate(filler, Sampling(max_tokens=1))
+async def _empty(bench: EngineBench) -> None:
+    """Empty the cache on the device. Raise RuntimeError if its blocks stay in use."""
+    assert isinstance(bench.engine, VllmEngine)
+    for _ in range(_EMPTYING):
+        # Stores end in later steps.
+        await bench.generate([7], Sampling(max_tokens=1))
+        if await bench.engine._llm.reset_prefix_cache():
+            return
+    raise RuntimeError("the prefix cache cannot be emptied")
 
 
 async def _one(benches: Sequence[EngineBench], prompt: list[int], adapter: str | None = None) -> Recorded:

@@ -23,7 +23,7 @@ the quality of a model.
 - *aggregated*: one Kvasir engine gives the same tokens, and finds the prompt in its prefix cache the second
   time.
 - *disaggregated*: KV is handed from a prefill to a decode engine over NIXL, with the same tokens.
-- *tiers*: KV comes back from host memory after the cache was filled with other prompts, with the same tokens.
+- *tiers*: KV comes back from host memory after the device's cache was emptied, with the same tokens.
 - *LoRA*: the same with an adapter. Empty: no adapter was made for this model.
 - *`kvasir up`*: started with defaults and `--set model.source=FOLDER`: a chat, then a prompt of 2,000 tokens
   twice with a prefix hit.

@@ -131,7 +131,13 @@ MODELS: tuple[TinyModel, ...] = (
         "gemma2",
         "Gemma2Config",
         "Gemma2ForCausalLM",
-        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": _WINDOW, "layer_types": _INTERLEAVED},
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": _WINDOW,
+            "layer_types": _INTERLEAVED,
+            "tie_word_embeddings": True,
+        },
     ),
     TinyModel(
         "gemma3",
