@@ -22,6 +22,13 @@ LLAMA_8B: dict[str, Any] = {
 LLAMA_70B: dict[str, Any] = LLAMA_8B | {
     "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,
 }  # fmt: skip
+LLAMA_405B: dict[str, Any] = LLAMA_8B | {
+    "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128, "num_hidden_layers": 126,
+}  # fmt: skip
+QWEN3_8B: dict[str, Any] = LLAMA_8B | {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128, "intermediate_size": 12288,
+    "num_hidden_layers": 36, "vocab_size": 151936, "max_position_embeddings": 40960,
+}  # fmt: skip
 QWEN3_30B: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128,
     "intermediate_size": 6144, "moe_intermediate_size": 768, "num_attention_heads": 32,

@@ -33,4 +33,8 @@ def shape_of(view: Deployment, pool: PoolSpec, *, max_model_len: int) -> EngineS
 
 def rank_memory(pool: PoolSpec, total: int) -> RankMemory:
     """Return the memory that a rank of `pool` may use of a GPU with `total` bytes."""
-    return RankMemory(total, pool.gpu_utilization, pool.engine.kv_cache_bytes)
+    engine = pool.engine
+    if engine.kv_cache_bytes is None:
+        return RankMemory(total, pool.gpu_utilization)
+    share = pool.gpu_utilization / engine.gpu_memory_utilization
+    return RankMemory(int(total * share), engine.gpu_memory_utilization, engine.kv_cache_bytes)

@@ -114,6 +114,22 @@ def test_pools_that_share_a_gpu_have_a_part_of_it_each() -> None:
     assert "9.9 GiB (0.45 of 22.0)" in shared.message
 
 
+def test_pools_that_share_a_gpu_are_told_a_size_because_vllm_measures_all_of_it() -> None:
+    half = ["pools.serve.gpus=0.5"]
+    (found,) = of_gpus(machine(models.LLAMA_8B, [H100]), *half)
+    assert found.level == "warning"
+    size = int(found.remedy.removeprefix("set engine.kv_cache_bytes: ").split(",")[0])
+    (explicit,) = of_gpus(
+        machine(models.LLAMA_8B, [H100]), *half, f"pools.serve.engine.kv_cache_bytes={size}"
+    )
+    assert explicit.level == "ok"
+    (more,) = of_gpus(
+        machine(models.LLAMA_8B, [H100]), *half, f"pools.serve.engine.kv_cache_bytes={32 * GIB}"
+    )
+    assert more.level == "error"
+    assert size / GIB == pytest.approx(35.6 - 15.0 - 1.4, abs=0.2)
+
+
 def test_windows_are_kept_where_no_kv_is_moved_and_widened_where_it_is() -> None:
     facts = machine(models.GEMMA3_27B, [H100])
     (kept,) = of_gpus(facts, "model.max_model_len=32768")

@@ -14,6 +14,8 @@ from kvasir.sizing.report import GIB, describe, gib, terms
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 
+_UNIT = 64 << 20
+
 
 def gpu_memory_findings(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     """Yield one finding for each pool on GPUs whose model's files are here."""
@@ -44,6 +46,13 @@ def pool_findings(
     if found.missing:
         changes = remedies(Attempt(files, shape, memory, gpu, pool.gpus))
         yield Finding("memory", "error", message, "; or ".join(changes) or "take a smaller model")
+    elif pool.gpu_utilization < pool.engine.gpu_memory_utilization and memory.kv_bytes is None:
+        # vLLM takes what other processes allocate while it profiles for its own.
+        size = found.free // _UNIT * _UNIT
+        remedy = (
+            f"set engine.kv_cache_bytes: {size}, since engines that start together on one GPU mismeasure it"
+        )
+        yield Finding("memory", "warning", message, remedy)
     else:
         yield Finding("memory", "ok", message)
 
