@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 from kvasir.core.errors import StartError
@@ -22,6 +23,15 @@ def test_a_root_error_is_shown_with_its_remedy_and_without_the_log(tmp_path: Pat
     err, out = shown(StartError("no memory", log=str(log), remedy="raise x", is_root=True))
     assert err == "error: no memory\n"
     assert out == f"Raise x.\nThe worker's log is {log}.\n"
+
+
+def test_in_json_the_remedy_and_the_log_are_fields() -> None:
+    out = io.StringIO()
+    explain(
+        StartError("no memory", log="/l", remedy="raise x", is_root=True), CommandOutput(json=True, out=out)
+    )
+    error = {"code": "start_failed", "message": "no memory", "remedy": "raise x", "log": "/l"}
+    assert json.loads(out.getvalue()) == {"error": error}
 
 
 def test_any_other_error_is_shown_with_the_end_of_the_log(tmp_path: Path) -> None:

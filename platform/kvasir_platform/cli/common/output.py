@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import asdict
 from typing import TextIO
 
-from kvasir.core.errors import KvasirError
+from kvasir.core.errors import KvasirError, StartError
 
 
 class CommandOutput:
@@ -47,6 +47,8 @@ class CommandOutput:
         """Print an error in full."""
         if self.json:
             body: dict[str, object] = {"code": error.code, "message": error.message}
+            if isinstance(error, StartError):
+                body |= {"remedy": error.remedy, "log": error.log}
             problems = getattr(error, "problems", ())
             if problems:
                 body["problems"] = [asdict(problem) for problem in problems]
