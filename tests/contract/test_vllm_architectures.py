@@ -21,7 +21,8 @@ from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 
 GENERATION = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ChatModel")
-POOLING = ("EMBEDDING", "LATE_INTERACTION", "REWARD", "TOKEN_CLASSIFICATION", "SEQUENCE_CLASSIFICATION")
+POOLING = ("EMBEDDING", "LATE_INTERACTION")
+SCORING = ("REWARD", "TOKEN_CLASSIFICATION", "SEQUENCE_CLASSIFICATION")
 
 
 def package(name: str) -> Path:
@@ -73,8 +74,10 @@ def test_the_table_of_architectures_is_vllms_registry(registry: dict[str, dict[s
     several = {name for name, value in backed.items() if "MultiModal" in value} | set(registry["MULTIMODAL"])
     text = set(registry["TEXT_GENERATION"]) | (set(backed) - several)
     pooling = {name for table in POOLING for name in registry[table]} - text - several
+    scoring = {name for table in SCORING for name in registry[table]}
     expected = (
         dict.fromkeys(registry["SPECULATIVE_DECODING"], "draft")
+        | dict.fromkeys(scoring, "scoring")
         | dict.fromkeys(pooling, "pooling")
         | dict.fromkeys(text | several, "generation")
     )

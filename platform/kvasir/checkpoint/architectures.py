@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-Kind = Literal["generation", "pooling", "draft"]
-"""What an architecture is for: text, embeddings and scores, or proposals for speculative decoding."""
+Kind = Literal["generation", "pooling", "scoring", "draft"]
+"""What an architecture is for: text, embeddings, classes and rewards, or drafts for speculative decoding."""
 
 _TEXT = """
 AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM AXK1ForCausalLM BailingMoeForCausalLM
@@ -87,20 +87,23 @@ WhisperForConditionalGeneration
 """
 
 _POOLING = """
-BertForMaskedLM BertForSequenceClassification BertForTokenClassification BertModel
-BertSpladeSparseEmbeddingModel BgeM3EmbeddingModel ClefOmniForJointSchema CLIPModel ColBERTJinaRobertaModel
-ColBERTLfm2Model ColBERTModernBertModel ColModernVBertForRetrieval ColPaliForRetrieval ColQwen3 ColQwen3_5
-DeepseekV3BidirectionalModel EmbeddingGemma2Model Gemma2Model Gemma3TextModel GPT2ForSequenceClassification
-GteModel GteNewForSequenceClassification GteNewModel HF_ColBERT InternLM2ForRewardModel
-JambaForSequenceClassification JinaEmbeddingsV5Model JinaForRanking JinaVLForRanking
-LlamaBidirectionalForSequenceClassification LlamaBidirectionalModel LlamaModel
-LlamaNemotronVLForSequenceClassification LlamaNemotronVLModel MistralModel
-ModernBertForSequenceClassification ModernBertForTokenClassification ModernBertModel NomicBertModel
-OpenAIPrivacyFilterForTokenClassification OpsColQwen3Model Qwen2ForProcessRewardModel Qwen2ForRewardModel
-Qwen2Model Qwen3ASRForcedAlignerForTokenClassification Qwen3VLNemotronEmbedModel RobertaForMaskedLM
-RobertaForSequenceClassification RobertaForTokenClassification RobertaModel SiglipModel Terratorch
-VoyageQwen3BidirectionalEmbedModel XLMRobertaForSequenceClassification XLMRobertaForTokenClassification
-XLMRobertaModel
+BertForMaskedLM BertModel BertSpladeSparseEmbeddingModel BgeM3EmbeddingModel CLIPModel
+ColBERTJinaRobertaModel ColBERTLfm2Model ColBERTModernBertModel ColModernVBertForRetrieval
+ColPaliForRetrieval ColQwen3 ColQwen3_5 DeepseekV3BidirectionalModel EmbeddingGemma2Model Gemma2Model
+Gemma3TextModel GteModel GteNewModel HF_ColBERT JinaEmbeddingsV5Model JinaForRanking LlamaBidirectionalModel
+LlamaModel LlamaNemotronVLModel MistralModel ModernBertModel NomicBertModel OpsColQwen3Model Qwen2Model
+Qwen3VLNemotronEmbedModel RobertaForMaskedLM RobertaModel SiglipModel Terratorch
+VoyageQwen3BidirectionalEmbedModel XLMRobertaModel
+"""
+
+_SCORING = """
+BertForSequenceClassification BertForTokenClassification ClefOmniForJointSchema GPT2ForSequenceClassification
+GteNewForSequenceClassification InternLM2ForRewardModel JambaForSequenceClassification JinaVLForRanking
+LlamaBidirectionalForSequenceClassification LlamaNemotronVLForSequenceClassification
+ModernBertForSequenceClassification ModernBertForTokenClassification
+OpenAIPrivacyFilterForTokenClassification Qwen2ForProcessRewardModel Qwen2ForRewardModel
+Qwen3ASRForcedAlignerForTokenClassification RobertaForSequenceClassification RobertaForTokenClassification
+XLMRobertaForSequenceClassification XLMRobertaForTokenClassification
 """
 
 _DRAFT = """
@@ -204,6 +207,7 @@ TRANSFORMERS = frozenset(_TRANSFORMERS.split())
 MULTIMODAL = frozenset(_MULTIMODAL.split())
 _REGISTERED: dict[str, Kind] = {
     **dict.fromkeys(_DRAFT.split(), "draft"),
+    **dict.fromkeys(_SCORING.split(), "scoring"),
     **dict.fromkeys(_POOLING.split(), "pooling"),
     **dict.fromkeys(_MULTIMODAL.split(), "generation"),
     **dict.fromkeys(_TEXT.split(), "generation"),

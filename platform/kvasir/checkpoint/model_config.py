@@ -76,8 +76,9 @@ class ModelConfig:
         if self.sentence_length is not None:
             return self.sentence_length
         positions = supported_positions(self.text, self.text_type)
-        absolute = self.raw.get("position_embedding_type") == "absolute"
-        if positions and self.tokenizer_length and absolute and kind_of(self.architectures) == "pooling":
+        encodes = kind_of(self.architectures) in ("pooling", "scoring")
+        absolute = encodes and self.raw.get("position_embedding_type") == "absolute"
+        if positions and self.tokenizer_length and absolute:
             return min(positions, self.tokenizer_length)
         return positions
 

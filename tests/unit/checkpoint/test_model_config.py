@@ -119,3 +119,10 @@ def test_positions_that_are_not_stated_are_the_types_default_or_unknown(tmp_path
     gemma = config(tmp_path, model_type="gemma3", text_config={"hidden_size": 2560})
     assert (gemma.text_type, gemma.max_positions) == ("gemma3_text", 131_072)
     assert config(tmp_path, model_type="own").max_positions is None
+
+
+def test_the_tokenizer_bounds_encoders_with_absolute_positions(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 128}')
+    encoder = {"architectures": ["BertModel"], "max_position_embeddings": 512}
+    assert config(tmp_path, **encoder).max_positions == 512
+    assert config(tmp_path, **encoder, position_embedding_type="absolute").max_positions == 128

@@ -149,9 +149,7 @@ def test_what_vllm_runs_with_transformers_or_without_the_folders_code_is_served(
     assert [f.level for f in found(write_model(tmp_path, LLAMA | config))] == ["ok"]
 
 
-@pytest.mark.parametrize(
-    "architecture", ["BertModel", "Qwen2ForRewardModel", "LlamaForSequenceClassification"]
-)
+@pytest.mark.parametrize("architecture", ["BertModel", "HF_ColBERT", "Qwen3Model"])
 def test_a_model_that_generates_nothing_needs_a_pool_of_role_embed(tmp_path: Path, architecture: str) -> None:
     folder = write_model(tmp_path, BERT | {"architectures": [architecture]})
     finding = the_error(folder)
@@ -256,3 +254,15 @@ def test_a_prompt_of_the_models_own_length_must_fit_in_a_step_without_chunks(tmp
     messages = [f.message for f in found(write_model(tmp_path, LLAMA), "model.max_model_len=auto", *whole)]
     assert len(messages) == 2
     assert all("4095 is less than the 4096 tokens of model.max_model_len auto" in each for each in messages)
+
+
+@pytest.mark.parametrize("pools", [(), (EMBED,)])
+def test_a_model_that_computes_classes_is_served_by_no_pool(tmp_path: Path, pools: tuple[str, ...]) -> None:
+    folder = write_model(tmp_path, BERT | {"architectures": ["BertForSequenceClassification"]})
+    assert "computes classes or rewards, which no pool serves" in the_error(folder, *pools).message
+
+
+def test_a_configuration_in_another_file_is_left_to_the_engine(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA | {"architectures": ["LamaForCausalLM"]})
+    other = [f"pools.{name}.engine.args={{hf_config_path: /else}}" for name in ("prefill", "decode")]
+    assert [f.level for f in found(folder, *other)] == ["ok"]

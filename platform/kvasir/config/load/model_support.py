@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvasir.checkpoint.architectures import KINDS, PLUGINS, REMOVED, TRANSFORMERS, kind_of, looks_pooling
+from kvasir.checkpoint.architectures import (
+    KINDS,
+    PLUGINS,
+    REMOVED,
+    TRANSFORMERS,
+    Kind,
+    kind_of,
+    looks_pooling,
+)
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 from kvasir.checkpoint.tensors import read_tensors
@@ -23,6 +31,18 @@ from kvasir.core.requests import Role
 _OTHER_CONFIGURATION = {"hf_config_path", "config_format"}
 """Arguments of vLLM that let it read the model's configuration from another file than config.json."""
 _OTHER_MODEL = "choose another model, or correct config.json"
+
+_NOT_SERVED: dict[Kind | None, tuple[str, str]] = {
+    "scoring": (
+        "computes classes or rewards, which no pool serves",
+        "choose a model for embeddings (role: embed) or for text",
+    ),
+    "draft": (
+        "only proposes tokens for another model",
+        "set model.source to the model that it was trained for",
+    ),
+}
+"""Why a kind of architecture is not served, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +176,9 @@ def _not_run(view: Deployment, config: ModelConfig, what: str) -> ModelProblem |
     kind = kind_of(config.architectures)
     if kind is None and not (view.embeds and looks_pooling(config.architectures[0])):
         return _unknown(config, what, trusted=trusted)
-    if kind == "draft":
-        remedy = "set model.source to the model that it was trained for"
-        return ModelProblem(f"{what} only proposes tokens for another model", remedy)
+    if kind in _NOT_SERVED:
+        why, remedy = _NOT_SERVED[kind]
+        return ModelProblem(f"{what} {why}", remedy)
     if config.raw.get("is_encoder_decoder") and config.architectures[0] in TRANSFORMERS:
         message = f"{what} has an encoder and a decoder, which vLLM does not run"
         return ModelProblem(message, _OTHER_MODEL)
@@ -209,7 +229,7 @@ def _needs_code(what: str, why: str) -> ModelProblem:
 
 
 def _needs_embed(pools: Sequence[PoolSpec], config: ModelConfig, what: str) -> Iterator[ModelProblem]:
-    why = "computes embeddings or scores, and no text"
+    why = "computes embeddings, and no text"
     if config.pools_sentences:
         why = "computes embeddings: modules.json says how to pool them"
     if names := [pool.name for pool in pools if pool.role is not Role.EMBED]:
