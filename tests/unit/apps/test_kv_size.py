@@ -47,6 +47,14 @@ def test_what_the_spec_says_is_kept(source: Path) -> None:
     assert size(source, "pools.decode.engine.kv_cache_bytes=2000000", free=64 * GIB) == 2_000_000
 
 
+def test_weights_that_the_engine_does_not_read_from_safetensors_are_not_looked_for(tmp_path: Path) -> None:
+    bare = write_model(tmp_path / "m", models.LLAMA_8B)
+    (bare / "model.safetensors").unlink()
+    dummy = "pools.decode.engine.args={load_format: dummy}"
+    others = "pools.prefill.engine.args={load_format: dummy}"
+    assert size(bare, dummy, others, free=64 * GIB) == 8 * ONE_REQUEST
+
+
 @pytest.mark.parametrize("other", ["pools.decode.gpus=1", "pools.decode.engine.kind=sim"])
 def test_engines_that_are_not_on_the_cpu_size_it_themselves(source: Path, other: str) -> None:
     kinds = ["pools.prefill.engine.kind=sim"] if "sim" in other else []

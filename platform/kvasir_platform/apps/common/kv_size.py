@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.load.model_files import resolve_model
-from kvasir.config.load.model_support import with_length
+from kvasir.config.load.model_support import needs_weights, with_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.sizing.host import host_kv_bytes
 from kvasir.sizing.pools import shape_of
@@ -33,7 +33,8 @@ def with_kv_size(
     folder = resolve_model(view.model.source, view.model.revision)
     config, length = read_model_config(folder), with_length(view, folder).model.context_length
     shape = shape_of(view, pool, max_model_len=length)
-    weights = max(rank_weights(config, weight_parts(config, read_tensors(folder)), shape))
+    tensors = read_tensors(folder) if needs_weights(view) else ()
+    weights = max(rank_weights(config, weight_parts(config, tensors), shape))
     size = host_kv_bytes(
         view, pool, config, max_model_len=length, free=free // max(1, sharing), weights=weights
     )
