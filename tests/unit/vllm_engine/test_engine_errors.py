@@ -91,6 +91,7 @@ def test_without_any_error_the_end_of_the_process_is_described(
     reason = errors.start_error(FRONT, "serve", "pool serve")
     assert reason.message == "pool serve does not start: a process of the engine ended and logged no error"
     assert not reason.permanent
+    assert errors.why(FRONT) == "a process of the engine ended and logged no error"
     before = memory_kills()
     monkeypatch.setattr(engine_errors, "memory_kills", lambda: before + 1)
     assert "memory ran out" in errors.start_error(FRONT, "serve", "pool serve").message

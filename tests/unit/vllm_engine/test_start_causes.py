@@ -58,7 +58,8 @@ CUDA_MEMORY = (
             "ValueError",
             TOO_LITTLE_KV,
             "one request of 4096 tokens needs 0.01 GiB of KV cache, and 0.0 GiB are available",
-            "raise pools.serve.engine.kv_cache_bytes, or lower model.max_model_len to at most 480",
+            "raise pools.serve.engine.kv_cache_bytes (where it is not set, "
+            "pools.serve.engine.gpu_memory_utilization), or lower model.max_model_len to at most 480",
         ),
         ("ValueError", NO_MEMORY, "no memory is left for the KV cache", "pools.serve.engine.kv_cache_bytes"),
         (

@@ -120,9 +120,13 @@ class EngineErrors:
         return {CONFIG_VARIABLE: str(self._config)}
 
     def why(self, error: object) -> str:
-        """Return the root error of `error`, which the front of vLLM reports."""
-        root = root_error(_decoded(self._records)) if str(error).startswith(GENERIC) else None
-        return str(error) if root is None else f"{root.kind}: {root.message}"
+        """Return the root error of `error`, with which the front of vLLM reports the end of its core."""
+        front = str(error)
+        if not front.startswith(GENERIC):
+            return front
+        if (root := root_error(_decoded(self._records))) is not None:
+            return f"{root.kind}: {root.message}"
+        return cause_of_end(front, out_of_memory=self._memory_ran_out(), engine="engine").sentence
 
     def start_error(self, error: Exception, pool: str, what: str) -> EngineStartError:
         """Return the error for an engine of `pool`, named `what`, of which vLLM's front reports `error`."""
@@ -132,10 +136,13 @@ class EngineErrors:
         elif (root := root_error(_decoded(self._records))) is not None:
             cause = cause_of(root.kind, root.message, engine)
         else:
-            cause = cause_of_end(front, out_of_memory=memory_kills() > self._memory_kills, engine=engine)
+            cause = cause_of_end(front, out_of_memory=self._memory_ran_out(), engine=engine)
         return EngineStartError(
             f"{what} does not start: {cause.sentence}", remedy=cause.remedy, permanent=cause.permanent
         )
+
+    def _memory_ran_out(self) -> bool:
+        return memory_kills() > self._memory_kills
 
     def close(self) -> None:
         """Remove the folder; the engine's processes then record nothing more. Idempotent."""

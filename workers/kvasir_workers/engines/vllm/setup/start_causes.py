@@ -62,12 +62,14 @@ _RULES = (
         r"\((?P<there>\S+) GiB\)"
         r"(?:\. Based on the available memory, the estimated maximum model length is (?P<fits>\d+))?",
         "one request of {length} tokens needs {needed} GiB of KV cache, and {there} GiB are available",
-        "raise {engine}.kv_cache_bytes, or lower model.max_model_len{to_fits}",
+        "raise {engine}.kv_cache_bytes (where it is not set, {engine}.gpu_memory_utilization), or lower "
+        "model.max_model_len{to_fits}",
     ),
     _Rule(
         r"No available memory for the cache blocks",
         "no memory is left for the KV cache",
-        "raise {engine}.kv_cache_bytes; if the memory is not there, spread the model over more GPUs "
+        "raise {engine}.kv_cache_bytes (where it is not set, {engine}.gpu_memory_utilization); if the "
+        "memory is not there, spread the model over more GPUs "
         "({engine}.tensor_parallel_size), or use a smaller or quantized one (model.source)",
     ),
     _Rule(
@@ -116,7 +118,7 @@ _RULES = (
     _Rule(
         r"Free memory on device \S* ?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup",
         "{free} of {total} GiB of the GPU's memory are free, which is less than the engine may use",
-        "stop the other processes on the GPU, or give the pool another one",
+        "stop the other processes on the GPU, or lower {engine}.gpu_memory_utilization",
         permanent=False,
     ),
     _Rule(
@@ -124,7 +126,8 @@ _RULES = (
         r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<bytes>\d+ bytes)|"
         r"(?P<host>Cannot allocate memory)",
         "memory ran out in the engine",
-        "lower {engine}.kv_cache_bytes or {engine}.max_num_batched_tokens, spread the model over more GPUs "
+        "lower {engine}.kv_cache_bytes (where it is not set, {engine}.gpu_memory_utilization) or "
+        "{engine}.max_num_batched_tokens, spread the model over more GPUs "
         "({engine}.tensor_parallel_size), or use a smaller one (model.source)",
     ),
     _Rule(
