@@ -116,6 +116,14 @@ def test_records_are_bounded_and_end_with_the_folder(errors: EngineErrors, child
     assert not path.exists()
 
 
+def test_the_folder_goes_with_its_owner() -> None:
+    made = EngineErrors("WARNING")
+    folder = Path(made.variables[CONFIG_VARIABLE]).parent
+    assert folder.exists()
+    del made
+    assert not folder.exists()
+
+
 def test_a_closed_folder_is_not_left_in_the_environment(
     errors: EngineErrors, monkeypatch: pytest.MonkeyPatch
 ) -> None:

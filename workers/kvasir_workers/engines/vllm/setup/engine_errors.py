@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ class EngineErrors:
 
     def __init__(self, level: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="kvasir-errors-"))
+        # Also for a process that ends without closing it.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._records = self._folder / "errors.jsonl"
         self._records.touch(mode=0o600)
         self._config = self._folder / "logging.json"
@@ -149,7 +152,7 @@ class EngineErrors:
         if os.environ.get(CONFIG_VARIABLE) == str(self._config):
             # vLLM refuses to start with a configuration that does not exist.
             del os.environ[CONFIG_VARIABLE]
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
 
 
 def root_error(errors: Sequence[EngineError]) -> EngineError | None:
