@@ -6,6 +6,8 @@ import json
 import logging
 import logging.config
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,12 +118,16 @@ def test_records_are_bounded_and_end_with_the_folder(errors: EngineErrors, child
     assert not path.exists()
 
 
-def test_the_folder_goes_with_its_owner() -> None:
-    made = EngineErrors("WARNING")
-    folder = Path(made.variables[CONFIG_VARIABLE]).parent
-    assert folder.exists()
-    del made
-    assert not folder.exists()
+def test_the_folder_goes_with_the_process_that_made_it() -> None:
+    program = (
+        "from kvasir_workers.engines.vllm.setup.engine_errors import CONFIG_VARIABLE, EngineErrors\n"
+        "made = EngineErrors('WARNING')\n"
+        "print(made.variables[CONFIG_VARIABLE], made._folder.exists())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    path, there = run.stdout.split()
+    assert there == "True"
+    assert not Path(path).parent.exists()
 
 
 def test_a_closed_folder_is_not_left_in_the_environment(

@@ -7,13 +7,14 @@ exceptions where the front reads them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,7 @@ def logging_config(level: str, records: Path) -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {
-            "kvasir": {
-                "format": "%(levelname)s %(asctime)s %(processName)s %(process)d %(name)s: %(message)s"
-            }
-        },
+        "formatters": {"kvasir": {"format": _FORMAT}},
         "handlers": {
             "stderr": {"class": "logging.StreamHandler", "level": level, "formatter": "kvasir"},
             "records": {"class": f"{ErrorRecords.__module__}.{ErrorRecords.__name__}", "path": str(records)},
@@ -109,8 +106,9 @@ class EngineErrors:
 
     def __init__(self, level: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="kvasir-errors-"))
-        # Also for a process that ends without closing it.
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        # Also at the end of a process that has not closed it.
+        self._remove = partial(shutil.rmtree, self._folder, ignore_errors=True)
+        atexit.register(self._remove)
         self._records = self._folder / "errors.jsonl"
         self._records.touch(mode=0o600)
         self._config = self._folder / "logging.json"
@@ -152,6 +150,7 @@ class EngineErrors:
         if os.environ.get(CONFIG_VARIABLE) == str(self._config):
             # vLLM refuses to start with a configuration that does not exist.
             del os.environ[CONFIG_VARIABLE]
+        atexit.unregister(self._remove)
         self._remove()
 
 
