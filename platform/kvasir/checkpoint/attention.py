@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.checkpoint.numbers import LAYERS, count, positive
 
 
 class LayerKind(Enum):
@@ -46,7 +47,6 @@ _MLA_TYPES = (
     "dots3_note", "glm4_moe_lite", "glm5_next", "glm_moe_dsa", "hy_v4", "kimi_k2", "kimi_linear",
     "longcat_flash", "pangu_ultra_moe",
 )  # fmt: skip
-_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _WORDS: dict[str, LayerKind | None] = {
     "full_attention": LayerKind.FULL,
     "attention": LayerKind.FULL,
@@ -78,23 +78,19 @@ def layer_caches(config: ModelConfig) -> tuple[LayerCache, ...]:
     """Return what each layer keeps, in the order of layers. Layers that keep nothing of their own, as those
     that share the KV of another, have no entry; one with attention and a recurrent state has two. Empty for
     encoders, which keep nothing. Attention of an unknown kind is taken as full."""
-    text, model_type = config.text, _text_type(config)
+    # Without the suffix of nested configurations.
+    text, model_type = config.text, config.text_type.removesuffix("_text")
     if model_type in _ENCODERS or any("Bert" in name for name in config.architectures):
         return ()
     words = list(_words(text, model_type))
-    shared = _count(text.get("num_kv_shared_layers"))
+    shared = count(text, "num_kv_shared_layers")
     return tuple(_caches(words[: len(words) - shared], text, model_type))
-
-
-def _text_type(config: ModelConfig) -> str:
-    """Return the type of the language model, without the suffix of nested configurations."""
-    return str(config.text.get("model_type") or config.model_type).removesuffix("_text")
 
 
 def _caches(words: Sequence[str], text: Mapping[str, Any], model_type: str) -> Iterator[LayerCache]:
     latent = model_type in _MLA_TYPES and text.get("kv_lora_rank") is not None
     window = _window(text, model_type)
-    chunk = _count(text.get("attention_chunk_size", _DEFAULT_CHUNK))
+    chunk = positive(text.get("attention_chunk_size", _DEFAULT_CHUNK))
     for word in words:
         if word == "hybrid":
             yield from (FULL, RECURRENT)
@@ -114,7 +110,7 @@ def _caches(words: Sequence[str], text: Mapping[str, Any], model_type: str) -> I
 
 def _words(text: Mapping[str, Any], model_type: str) -> Iterator[str]:
     """Yield the word for each layer: as config.json lists them, or by the pattern of the type."""
-    layers = next((count for key in _LAYER_COUNTS if (count := _count(text.get(key)))), 0)
+    layers = count(text, *LAYERS)
     listed = text.get("layer_types") or text.get("layers_block_type")
     if isinstance(listed, list):
         yield from map(str, listed)
@@ -131,7 +127,7 @@ def _window(text: Mapping[str, Any], model_type: str) -> int:
     requested = text.get("use_sliding_window", model_type not in _SLIDES_ON_REQUEST)
     if not requested:
         return 0
-    return _count(text.get("sliding_window", _WINDOWS.get(model_type, 0)))
+    return positive(text.get("sliding_window", _WINDOWS.get(model_type, 0)))
 
 
 def _full_every(text: Mapping[str, Any], model_type: str) -> int:
@@ -140,7 +136,7 @@ def _full_every(text: Mapping[str, Any], model_type: str) -> int:
     stated = text.get("sliding_window_pattern", text.get("_sliding_window_pattern"))
     if isinstance(stated, str):
         return stated.find("G") + 1
-    return _count(stated) or _FULL_EVERY[model_type]
+    return positive(stated) or _FULL_EVERY[model_type]
 
 
 def _one_in(every: int, layers: int, special: str, other: str) -> Iterator[str]:
@@ -164,7 +160,7 @@ def _every(name: str, default: int) -> Callable[[Mapping[str, Any], int], Iterat
     `name`."""
 
     def pattern(text: Mapping[str, Any], layers: int) -> Iterator[str]:
-        every = _count(text.get(name)) or default
+        every = count(text, name) or default
         yield from _one_in(every, layers, "full_attention", "linear_attention")
 
     return pattern
@@ -186,19 +182,19 @@ def _gpt_oss(_: Mapping[str, Any], layers: int) -> Iterator[str]:
 
 
 def _qwen(text: Mapping[str, Any], layers: int) -> Iterator[str]:
-    first = _count(text.get("max_window_layers", 28)) if text.get("use_sliding_window") else layers
+    first = positive(text.get("max_window_layers", 28)) if text.get("use_sliding_window") else layers
     yield from ("sliding_attention" if at >= first else "full_attention" for at in range(layers))
 
 
 def _llama4(text: Mapping[str, Any], layers: int) -> Iterator[str]:
-    every = _count(text.get("no_rope_layer_interval")) or 4
+    every = count(text, "no_rope_layer_interval") or 4
     rotated = text.get("no_rope_layers") or [(at + 1) % every for at in range(layers)]
     yield from ("chunked_attention" if each else "full_attention" for each in rotated)
 
 
 def _jamba(text: Mapping[str, Any], layers: int) -> Iterator[str]:
-    period = _count(text.get("attn_layer_period")) or 8
-    offset = _count(text.get("attn_layer_offset", 4))
+    period = count(text, "attn_layer_period") or 8
+    offset = positive(text.get("attn_layer_offset", 4))
     yield from ("attention" if at % period == offset else "mamba" for at in range(layers))
 
 
@@ -221,11 +217,6 @@ def _kimi_linear(text: Mapping[str, Any], layers: int) -> Iterator[str]:
     # Its indices count from 1.
     full = stated.get("full_attn_layers") or ()
     yield from ("full_attention" if at + 1 in full else "linear_attention" for at in range(layers))
-
-
-def _count(value: object) -> int:
-    """Return a positive integer, 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 _PATTERNS: dict[str, Callable[[Mapping[str, Any], int], Iterator[str]]] = {

@@ -1,9 +1,9 @@
 """The catalogue of GPUs: what a deployment can be sized for on a machine without them.
 
-Peaks are dense and at the base specification, from the manufacturer's data sheet or product page in `source`;
-compute capabilities are from https://developer.nvidia.com/cuda-gpus. `memory_bytes` is what a process finds
-(cudaMemGetInfo, which PyTorch states in its out-of-memory messages). It is less than the data sheet's figure:
-ECC and the driver keep a part, of GDDR memory about 8 %.
+Peaks are dense and at the base specification. `source` is where the manufacturer, or a provider, publishes
+them, and https://developer.nvidia.com/cuda-gpus has the compute capabilities; the table was written without
+access to these pages. `memory_bytes` is what a process is expected to find (cudaMemGetInfo): less than the
+data sheet's figure, because ECC and the driver keep a part. None of it was measured.
 """
 
 from __future__ import annotations

@@ -5,13 +5,11 @@ Names and defaults are those of vLLM's `ModelArchConfigConvertorBase`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.checkpoint.numbers import LAYERS, count
 
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = (
@@ -53,15 +51,6 @@ class Dimensions:
     indexer: int
 
 
-def count(text: Mapping[str, Any], *names: str) -> int:
-    """Return the first positive integer among `names`, 0 if there is none."""
-    for name in names:
-        value = text.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return 0
-
-
 def dimensions(config: ModelConfig) -> Dimensions:
     """Return the dimensions of the language model in `config`."""
     text = config.text
@@ -73,7 +62,7 @@ def dimensions(config: ModelConfig) -> Dimensions:
     intermediate = count(text, *_INTERMEDIATE) or 4 * hidden
     index = count(text, "index_head_dim")
     return Dimensions(
-        layers=count(text, *_LAYERS),
+        layers=count(text, *LAYERS),
         hidden=hidden,
         heads=heads,
         # Gemma 4 has wider and fewer KV heads in layers without a window.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.checkpoint.model_config import ModelConfig
-from kvasir.sizing.dimensions import count
+from kvasir.checkpoint.numbers import count
 from kvasir.sizing.shape import ELEMENT_BYTES, EngineShape, element_bytes
 
 _CONVOLUTION = ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim", "conv_kernel_size")
@@ -36,8 +36,7 @@ def _state_element_bytes(config: ModelConfig, shape: EngineShape) -> int:
     stated = str(config.text.get("mamba_ssm_dtype") or "")
     if stated in ELEMENT_BYTES:
         return ELEMENT_BYTES[stated]
-    kind = str(config.text.get("model_type") or config.model_type)
-    return 4 if kind in _IN_FULL_PRECISION else element_bytes(shape.dtype)
+    return 4 if config.text_type in _IN_FULL_PRECISION else element_bytes(shape.dtype)
 
 
 def _elements(text: Mapping[str, Any], tensor: int) -> tuple[int, int]:
@@ -51,7 +50,11 @@ def _elements(text: Mapping[str, Any], tensor: int) -> tuple[int, int]:
     if length := count(text, "conv_L_cache"):
         return (count(text, "conv_dim") or count(text, "hidden_size")) // tensor * (length - 1), 0
     kept = max(0, count(text, *_CONVOLUTION) - 1)
-    states, heads, size = count(text, *_STATE), count(text, *_HEADS), count(text, *_HEAD_SIZE)
+    states, heads, size = (
+        count(text, *_STATE),
+        count(text, *_HEADS),
+        count(text, *_HEAD_SIZE),
+    )
     if states and heads and size:
         groups = count(text, *_GROUPS)
         if groups % tensor:

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Timings, Usage
 from kvasir.ports.clock import Rng
-from kvasir.telemetry.spans import SpanIds, otlp_processor, tracer_provider
+from kvasir.telemetry.spans import SpanIds, is_sampled, otlp_processor, tracer_provider
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 _NS = 1_000_000_000
-_FLAGS = slice(53, 55)
-_SAMPLED = 1
 _Stage = tuple[str, float, dict[str, int]]
 
 
@@ -56,7 +54,7 @@ class LegSpanRecorder:
         """Write the spans of a leg that ends with the delta `last`, `elapsed_s` seconds after its submission.
         A leg without a trace, or of one that is not sampled, has none."""
         parent, _, state = request.trace_context.partition(" ")
-        if not parent or not int(parent[_FLAGS], 16) & _SAMPLED:
+        if not parent or not is_sampled(parent):
             return
         end = self._wall_ns()
         begin = end - int(elapsed_s * _NS)

@@ -42,6 +42,11 @@ class TraceContext:
         return f"{nearest} {self.state}" if nearest and self.state else nearest
 
 
+def is_sampled(traceparent: str) -> bool:
+    """Whether the spans of this well-formed `traceparent` are to be recorded."""
+    return bool(int(traceparent[53:55], 16) & _SAMPLED)
+
+
 class SpanRecorder:
     """Records calls as spans. `record` never blocks, because the processor exports in its own thread."""
 
@@ -69,7 +74,7 @@ class SpanRecorder:
         """Return the context of a call that starts under the client's `parent`, if any. A trace that the
         client does not sample is not sampled here."""
         trace_id = parent[3:35] if parent else f"{self._ids.generate_trace_id():032x}"
-        sampled = int(parent[53:55], 16) & _SAMPLED if parent else _SAMPLED
+        sampled = int(not parent or is_sampled(parent))
         own = f"00-{trace_id}-{self._ids.generate_span_id():016x}-{sampled:02x}"
         return TraceContext(parent, state, own)
 
@@ -86,7 +91,7 @@ class SpanRecorder:
         `trace` is the context from `begin`, `now_s` the current reading of the clock of the summaries, and
         `admitted_s` its reading when the gateway submitted the requests to the router.
         """
-        if not int(trace.own[53:55], 16) & _SAMPLED:
+        if not is_sampled(trace.own):
             return
         offset = self._wall_ns() - int(now_s * _NS)
 

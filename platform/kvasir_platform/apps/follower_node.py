@@ -9,8 +9,7 @@ import os
 from dataclasses import replace
 
 from kvasir.config.load.model_files import resolve_model
-from kvasir.config.load.model_parsers import with_parsers
-from kvasir.config.load.model_support import with_length
+from kvasir.config.load.model_parsers import resolved
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.telemetry.logs import configure_logging
@@ -44,7 +43,7 @@ async def follow(deployment: Deployment, pool_name: str, rank: int, leader: Node
     from kvasir_workers.engines.vllm.follower import follow as follow_vllm
 
     folder = resolve_model(view.model.source, view.model.revision)
-    view = with_parsers(with_length(view, folder), folder)
+    view = resolved(view, folder)
     return await follow_vllm(view, view.pool(pool_name), place, model_path=str(folder))
 
 

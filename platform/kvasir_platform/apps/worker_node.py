@@ -22,8 +22,8 @@ from uuid import uuid4
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
-from kvasir.config.load.model_parsers import with_parsers
-from kvasir.config.load.model_support import refuse_model, with_length
+from kvasir.config.load.model_parsers import resolved
+from kvasir.config.load.model_support import refuse_model
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
 from kvasir.core.identity import WorkerIdentity
@@ -59,7 +59,7 @@ def build_engine(
     """Return the engine adapter that a pool of the single-model `deployment` names, at `place` if it has
     several nodes. Raises ConfigError if its model cannot be found or served."""
     folder = resolve_model(deployment.model.source, deployment.model.revision)
-    deployment = with_parsers(with_length(deployment, folder), folder)
+    deployment = resolved(deployment, folder)
     pool = deployment.pool(pool.name)
     embeds = pool.role is Role.EMBED
     if pool.engine.kind == "sim":

@@ -66,19 +66,7 @@ def parser() -> argparse.ArgumentParser:
     named = _Parser(add_help=False)
     named.add_argument("name", nargs="?", help="the deployment, if several run")
 
-    gateway = _Parser(add_help=False)
-    gateway.add_argument("--name", help="the deployment, if several run on this machine")
-    gateway.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="a gateway other than this machine's; https://HOST:PORT if it serves HTTPS",
-    )
-    gateway.add_argument(
-        "--cacert", metavar="FILE", help="its certificate authorities (PEM), in place of the system's"
-    )
-    gateway.add_argument("--cert", metavar="FILE", help="your certificate (PEM), if it requires one")
-    gateway.add_argument("--key", metavar="FILE", help="its key; by default in the same file")
-
+    gateway = _gateway_options()
     top = _Parser(
         prog="kvasir",
         parents=[shared],
@@ -134,6 +122,27 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="abort a start after S seconds (300)"
     )
+    _add_config(commands, shared, spec)
+    return top
+
+
+def _gateway_options() -> _Parser:
+    gateway = _Parser(add_help=False)
+    gateway.add_argument("--name", help="the deployment, if several run on this machine")
+    gateway.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="a gateway other than this machine's; https://HOST:PORT if it serves HTTPS",
+    )
+    gateway.add_argument(
+        "--cacert", metavar="FILE", help="its certificate authorities (PEM), in place of the system's"
+    )
+    gateway.add_argument("--cert", metavar="FILE", help="your certificate (PEM), if it requires one")
+    gateway.add_argument("--key", metavar="FILE", help="its key; by default in the same file")
+    return gateway
+
+
+def _add_config(commands: argparse._SubParsersAction[_Parser], shared: _Parser, spec: _Parser) -> None:
     config = commands.add_parser(
         "config", parents=[shared], help="print the schema, validate or show a kvasir.yaml"
     )
@@ -145,7 +154,6 @@ def parser() -> argparse.ArgumentParser:
     ):
         reader = actions.add_parser(action, parents=[shared, spec], help=text)
         reader.add_argument("path", nargs="?", type=Path, metavar="FILE", help="the same as -f FILE")
-    return top
 
 
 def _add_keys(commands: argparse._SubParsersAction[_Parser], shared: _Parser) -> None:
@@ -186,7 +194,7 @@ def _add_verify_options(verify: argparse.ArgumentParser) -> None:
     )
     verify.add_argument(
         "--streams",
-        type=_counts,
+        type=_streams,
         default=(1, 2, 4, 8),
         metavar="N,…",
         help="concurrent streams to measure (1,2,4,8); 0: measure no load",
@@ -207,15 +215,21 @@ _MOST_STREAMS = 1024
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Parse numbers separated by commas. `0` alone: none."""
+    """Parse numbers separated by commas."""
     try:
         found = tuple(int(each) for each in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: numbers separated by commas, as in 1,4,16") from None
-    if found == (0,):
-        return ()
     if min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: each number is 1 or more")
+    return found
+
+
+def _streams(text: str) -> tuple[int, ...]:
+    """Parse numbers of concurrent streams, each a thread and a connection. `0` alone: none."""
+    found = () if text.strip() == "0" else _counts(text)
+    if max(found, default=0) > _MOST_STREAMS:
+        raise argparse.ArgumentTypeError(f"{text!r}: at most {_MOST_STREAMS} streams at a time")
     return found
 
 

@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, sampling_defaults
 from kvasir.config.load.model_files import configured_template, matryoshka, resolve_model
-from kvasir.config.load.model_parsers import with_parsers
-from kvasir.config.load.model_support import with_length
+from kvasir.config.load.model_parsers import resolved
 from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
@@ -49,7 +48,7 @@ def make_models(deployment: Deployment) -> ModelTable:
             pools[folder, template] = pool
         dimensions = matryoshka(folder, view.model.matryoshka)
         defaults = sampling_defaults(folder) if view.model.generation_config == "auto" else NEUTRAL
-        served = with_parsers(with_length(view, folder), folder)
+        served = resolved(view, folder)
         models.append(EdgeModel.of(served, pool, dimensions, defaults))
     return_memory()
     return ModelTable(models)

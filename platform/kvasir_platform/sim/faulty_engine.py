@@ -8,18 +8,19 @@ from dataclasses import replace
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, StepBatch
-from kvasir.ports.engine import Engine, KvSource, StepSink
+from kvasir.ports.engine import Engine, StepSink
+from kvasir_workers.engines.delegating import DelegatingEngine
 
 
-class FaultyEngine:
+class FaultyEngine(DelegatingEngine):
     """`kvasir.ports.engine.Engine` around `engine`. While `failing` names an error code, every leg is
     answered with it. While `stale`, load keeps its value, and comes with no step. `submitted` counts legs,
     refused ones included."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
         self.failing: str | None = None
         self.submitted = 0
-        self._engine = engine
         self._sink: StepSink | None = None
         self._stale: EngineLoad | None = None
 
@@ -35,41 +36,24 @@ class FaultyEngine:
     async def start(self, sink: StepSink, *, worker_id: str, epoch: int) -> WorkerIdentity:
         """See Engine."""
         self._sink = sink
-        return await self._engine.start(self._pass_on, worker_id=worker_id, epoch=epoch)
+        return await super().start(self._pass_on, worker_id=worker_id, epoch=epoch)
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """See Engine."""
         self.submitted += len(requests)
         if self.failing is None:
-            self._engine.submit(requests)
+            super().submit(requests)
         else:
             asyncio.get_running_loop().call_soon(self._refuse, self.failing, tuple(requests))
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """See Engine."""
-        self._engine.abort(request_ids)
-
-    def release(self, lease_ids: Sequence[str]) -> None:
-        """See Engine."""
-        self._engine.release(lease_ids)
-
-    @property
-    def kv(self) -> KvSource | None:
-        """See Engine."""
-        return self._engine.kv
-
     def load(self) -> EngineLoad:
         """See Engine."""
-        return self._stale or self._engine.load()
-
-    async def wait_failed(self) -> str:
-        """See Engine."""
-        return await self._engine.wait_failed()
+        return self._stale or super().load()
 
     async def stop(self) -> None:
         """See Engine."""
         self._sink = None
-        await self._engine.stop()
+        await super().stop()
 
     def _pass_on(self, batch: StepBatch) -> None:
         if self._sink is not None:

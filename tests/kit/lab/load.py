@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tests.kit.lab.stream import Ask, Outcome, complete
 
+from kvasir.core import quantiles
 from kvasir.ports.clock import Clock, Rng
 from kvasir_workers.engines.sim.model import SimModel
 
@@ -142,5 +143,4 @@ def quantile(samples: Sequence[float], q: float) -> float:
     """The smallest sample that is at least as large as a share `q` of all; NaN without samples."""
     if not samples:
         return math.nan
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(q * len(ordered)) - 1))]
+    return quantiles.quantile(samples, q)

@@ -14,13 +14,13 @@ import pytest
 
 @dataclass
 class CannedGateway:
-    """`answers` maps a path to status and body, `later` to those that come first, one for each request;
-    `keys` has the Authorization header of each request, `posts` the path and body of those that ask for
-    something."""
+    """`answers` maps a path to status and body, `later` to those that come first, one for each request, with
+    headers of their own, if any; a path that ends in a slash stands for all below it. `keys` has the
+    Authorization header of each request, `posts` the path and body of those that ask for something."""
 
     address: str
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    later: dict[str, list[tuple[int, Any]]] = field(default_factory=dict)
+    later: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     keys: list[str | None] = field(default_factory=list)
     posts: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -36,9 +36,13 @@ def gateway() -> Iterator[CannedGateway]:
         def do_GET(self) -> None:
             canned.keys.append(self.headers.get("authorization"))
             first = canned.later.get(self.path)
-            status, body = first.pop(0) if first else canned.answers.get(self.path, (404, {}))
+            below = self.path[: self.path.rfind("/") + 1]
+            known = canned.answers.get(self.path) or canned.answers.get(below, (404, {}))
+            status, body, *headers = first.pop(0) if first else known
             encoded = json.dumps(body).encode()
             self.send_response(status)
+            for name, value in headers[0].items() if headers else ():
+                self.send_header(name, value)
             self.send_header("content-length", str(len(encoded)))
             self.end_headers()
             self.wfile.write(encoded)

@@ -11,9 +11,11 @@ import pytest
 from tests.kit.model_folder import write_safetensors
 
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.checkpoint.tensors import TensorHeader
 from kvasir.config.load.loader import load
 from kvasir.config.spec.deployment import Deployment
 from kvasir.sizing.host import ENGINE_BYTES
+from kvasir.sizing.weights import WeightPart, weight_parts
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.finding import Finding
@@ -27,11 +29,21 @@ from kvasir_platform.cluster.preflight.probe import (
 )
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 4096}
+MODEL_CONFIG = ModelConfig(Path("/m"), CONFIG, CONFIG)
+
+
+def weights(elements: int) -> tuple[WeightPart, ...]:
+    """A tensor of bfloat16, which ranks divide."""
+    return weight_parts(
+        MODEL_CONFIG, [TensorHeader("model.embed_tokens.weight", "BF16", (elements, 1), 2 * elements, "f")]
+    )
+
+
 MODEL = ModelProbe(
     folder="/m",
     weight_bytes=1000,
-    weight_dtype="bfloat16",
-    config=ModelConfig(Path("/m"), CONFIG, CONFIG),
+    weights=weights(500),
+    config=MODEL_CONFIG,
     files=frozenset({"config.json", "tokenizer.json", "model.safetensors"}),
 )
 SOUND = MachineFacts(
@@ -118,7 +130,10 @@ def several(*changes: str) -> Deployment:
 
 
 def test_each_model_is_looked_at_and_its_pools_weighed_with_its_weights() -> None:
-    further = {"small": replace(MODEL, weight_bytes=5000), "vectors": ModelProbe(problem="no such folder")}
+    further = {
+        "small": replace(MODEL, weights=weights(2500)),
+        "vectors": ModelProbe(problem="no such folder"),
+    }
     machine = replace(SOUND, model=MODEL, further_models=further)
     findings = examine(several(), machine)
     assert [(f.level, f.message) for f in findings if f.check == "model"][2] == ("error", "no such folder")
@@ -299,7 +314,7 @@ def test_a_complete_model_folder_is_measured(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     write_safetensors(tmp_path / "model.safetensors", {"w": ("F32", (3,))})
     found = probe_model(str(tmp_path), "main")
-    assert (found.weight_dtype, found.config and found.config.max_positions) == ("float32", 77)
+    assert (found.weights[0].elements, found.config and found.config.max_positions) == (3, 77)
     assert found.weight_bytes == 12
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_platform.cli.main import parser
+from kvasir_platform.cli.main import main, parser
 from kvasir_platform.cli.verify.checks import (
     PredictionSample,
     VerifyCheck,
@@ -20,7 +20,7 @@ from kvasir_platform.cli.verify.checks import (
     same_tokens,
 )
 from kvasir_platform.cli.verify.client import TimedStream, VerifiedCompletion
-from kvasir_platform.cli.verify.curves import LoadPoint, measure_point, percentile
+from kvasir_platform.cli.verify.curves import LoadPoint, measure_point
 from kvasir_platform.cli.verify.report import as_html, as_json, write_report
 from kvasir_platform.cli.verify.run import TransferSample, Verification, VerifyOptions
 
@@ -111,16 +111,6 @@ def test_a_load_point_has_percentiles_and_rates() -> None:
     assert (point.tokens_per_s, point.requests_per_s) == (16.0, 2.0)
 
 
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert [percentile([3.0, 1.0, 2.0, 4.0], share) for share in (0.0, 0.25, 0.5, 0.51, 1.0)] == [
-        1,
-        1,
-        2,
-        3,
-        4,
-    ]
-
-
 def verification(*checks: VerifyCheck) -> Verification:
     found = Verification(
         "chat",
@@ -161,7 +151,83 @@ def test_a_skipped_check_does_not_fail() -> None:
 def test_lengths_and_streams_are_numbers_from_one(capsys: pytest.CaptureFixture[str]) -> None:
     args: argparse.Namespace = parser().parse_args(["verify", "--prompt-tokens", "8,16", "--streams", "0"])
     assert (args.prompt_tokens, args.streams) == ((8, 16), ())
-    for wrong in ("four", "1,-2", "1,0"):
+    for wrong in ("four", "1,-2", "1,0", "2000"):
         with pytest.raises(SystemExit):
             parser().parse_args(["verify", "--streams", wrong])
-    assert "numbers separated by commas, as in 1,4,16" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "numbers separated by commas, as in 1,4,16" in told
+    assert "at most 1024 streams at a time" in told
+
+
+TOKENS = list(range(100, 164))
+WHOLE, ROUTED = 7, 8
+
+
+def serve(gateway: Any, *, routed: int, moved: bool = True, in_flight: int = 0) -> None:
+    """A deployment that answers a routed prompt with the token `routed`, and WHOLE on one worker."""
+    gateway.answers["/status"] = (
+        200,
+        {
+            "deployment": "chat",
+            "ready": True,
+            "disaggregation": "always",
+            "models": ["m"],
+            "in_flight": in_flight,
+            "workers": [],
+        },
+    )
+    gateway.answers["/tokenize"] = (200, {"tokens": TOKENS, "max_model_len": 4096})
+    decision = {"mode": "disaggregated", "predicted_ttft_s": 0.0, "actual_ttft_s": 0.1, "queued_s": 0.0}
+    gateway.answers["/decisions/"] = (200, {"decisions": [decision]})
+    timing = {"server-timing": 'transfer;dur=2.00;desc="4096 bytes"'} if moved else {}
+    likely = [{f"token_id:{WHOLE}": -0.1, f"token_id:{ROUTED}": -3.0}]
+    # The first opens the connection, the third is the reference, and the last repeats the prompt.
+    gateway.later["/v1/completions"] = [
+        (
+            200,
+            {
+                "choices": [{"token_ids": [token], "logprobs": {"top_logprobs": likely}}],
+                "usage": {"prompt_tokens_details": {"cached_tokens": 60}},
+            },
+            timing,
+        )
+        for token in (routed, routed, WHOLE, routed)
+    ]
+
+
+def run_verify(gateway: Any, *more: str) -> int:
+    return main(["verify", "--prompt-tokens", "64", "--streams", "0", "--address", gateway.address, *more])
+
+
+def test_a_right_deployment_passes(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    serve(gateway, routed=WHOLE)
+    assert run_verify(gateway) == 0
+    told = capsys.readouterr().out
+    assert "ok  64 tokens, disaggregated: as one worker alone: 1 tokens are equal" in told
+    assert "ok  a repeated prompt hits the prefix cache: 60 of 64 prompt tokens" in told
+    whole = [body for path, body in gateway.posts if path == "/v1/completions" and "prompt_logprobs" in body]
+    assert len(whole) == 1, "one request of each length is the reference"
+
+
+def test_wrong_tokens_fail_the_command(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    serve(gateway, routed=ROUTED)
+    assert run_verify(gateway) == 1
+    assert (
+        "ERR 64 tokens, disaggregated: as one worker alone: token 1 of 1 differs" in capsys.readouterr().out
+    )
+
+
+def test_a_disaggregated_request_that_moved_nothing_fails(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(gateway, routed=WHOLE, moved=False)
+    assert run_verify(gateway) == 1
+    assert "ERR 64 tokens, disaggregated: KV was moved" in capsys.readouterr().out
+
+
+def test_a_deployment_that_is_not_ready_is_not_verified(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.answers["/status"] = (200, {"ready": False, "reason": "no decode worker", "workers": []})
+    assert run_verify(gateway) == 1
+    assert "the deployment is not ready to serve: no decode worker" in capsys.readouterr().err

@@ -5,51 +5,37 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.kit.engines.stub_engine import IDENTITY
 
-from kvasir.core.identity import HASH_VERSION, PROTOCOL_VERSION, KvLayout, WorkerIdentity
+from kvasir.core.identity import HASH_VERSION, PROTOCOL_VERSION, WorkerIdentity
 from kvasir.core.requests import Role
 from kvasir_workers.pool.fence import fence_conflicts, fence_of
 
-FIRST = WorkerIdentity(
-    "w",
-    1,
-    "decode",
-    Role.DECODE,
-    "m",
-    "main",
-    "digest",
-    100,
-    KvLayout(32, "f", "l", 1, 1, 1, 1),
-    10,
-    "e",
-    "1",
-)
-
 
 def test_another_pool_process_or_size_may_join() -> None:
-    other = replace(FIRST, worker_id="x", epoch=2, pool="prefill", role=Role.PREFILL, kv_blocks=99)
-    assert fence_conflicts(fence_of(other), fence_of(FIRST)) == []
+    other = replace(IDENTITY, worker_id="x", epoch=2, pool="prefill", role=Role.PREFILL, kv_blocks=99)
+    assert fence_conflicts(fence_of(other), fence_of(IDENTITY)) == []
 
 
 @pytest.mark.parametrize(
     ("other", "told"),
     [
         (
-            replace(FIRST, protocol_version=PROTOCOL_VERSION + 1),
+            replace(IDENTITY, protocol_version=PROTOCOL_VERSION + 1),
             f"protocol_version: {PROTOCOL_VERSION + 1} != {PROTOCOL_VERSION}",
         ),
         (
-            replace(FIRST, hash_version=HASH_VERSION + 1),
+            replace(IDENTITY, hash_version=HASH_VERSION + 1),
             f"hash_version: {HASH_VERSION + 1} != {HASH_VERSION}",
         ),
-        (replace(FIRST, tokenizer_digest="another"), "tokenizer_digest: another != digest"),
-        (replace(FIRST, revision="next"), "revision: next != main"),
-        (replace(FIRST, transfer="nixl"), "transfer: nixl != "),
-        (replace(FIRST, kv=replace(FIRST.kv, block_size=64)), "kv.block_size: 64 != 32"),
+        (replace(IDENTITY, tokenizer_digest="another"), "tokenizer_digest: another != digest"),
+        (replace(IDENTITY, revision="next"), "revision: next != main"),
+        (replace(IDENTITY, transfer="nixl"), "transfer: nixl != "),
+        (replace(IDENTITY, kv=replace(IDENTITY.kv, block_size=64)), "kv.block_size: 64 != 32"),
     ],
 )
 def test_what_routers_would_refuse_may_not(other: WorkerIdentity, told: str) -> None:
-    assert fence_conflicts(fence_of(other), fence_of(FIRST)) == [told]
+    assert fence_conflicts(fence_of(other), fence_of(IDENTITY)) == [told]
 
 
 def test_a_field_that_only_one_version_knows_is_a_conflict() -> None:

@@ -56,7 +56,6 @@ def test_a_file_that_is_too_large_goes_on_empty_and_keeps_its_end(tmp_path: Path
     log.trim()
     os.write(writer, b"next")
     os.close(writer)
-    log.close()
     assert log.path.read_bytes() == b"next"
     assert log.path.with_name("worker-decode-1.log.1").read_bytes() == b"23456789"
 

@@ -1,4 +1,4 @@
-"""An engine that passes everything on to another: the base of those that observe legs or progress."""
+"""An engine that passes everything on to another: the base of those that observe or disturb it."""
 
 from __future__ import annotations
 

@@ -70,10 +70,6 @@ class OutputLog:
                 stream.write(end)
         os.ftruncate(self._descriptor, 0)
 
-    def close(self) -> None:
-        """Close this object's descriptor; the output still goes to the file."""
-        os.close(self._descriptor)
-
 
 def prune(folder: Path, kept: int = KEPT) -> None:
     """Remove the files of workers that have ended, except for the `kept` newest."""

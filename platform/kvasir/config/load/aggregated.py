@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.requests import Role
-
-POOL = "both"
 
 
 def must_disaggregate(deployment: Deployment, name: str) -> bool:
@@ -23,9 +21,8 @@ def served_whole(deployment: Deployment, names: Container[str]) -> Deployment:
     """Return the deployment with `disaggregation: never` for the models of these names, and role both for
     their pools. Pools that the spec does not state become one."""
     if "pools" not in deployment.model_fields_set:
-        return deployment.model_copy(
-            update={"disaggregation": "never", "pools": (PoolSpec(name=POOL, role=Role.BOTH),)}
-        )
+        default = Deployment(disaggregation="never")
+        return deployment.model_copy(update={"disaggregation": "never", "pools": default.pools})
     first = deployment.model.name
     pools = tuple(
         pool.model_copy(update={"role": Role.BOTH}) if (pool.model or first) in names else pool

@@ -7,10 +7,17 @@ from pathlib import Path
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.parsers import reasoning_parser, tool_parser
 from kvasir.config.load.model_files import chat_template, configured_template
+from kvasir.config.load.model_support import with_length
 from kvasir.config.spec.deployment import Deployment, EngineSpec
 from kvasir.core.errors import ConfigError
 
 _CHOICES = {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
+
+
+def resolved(view: Deployment, folder: Path) -> Deployment:
+    """Return `view` with every `auto` that depends on the files of its model in `folder` replaced. Raises
+    ConfigError if one cannot be."""
+    return with_parsers(with_length(view, folder), folder)
 
 
 def with_parsers(view: Deployment, folder: Path) -> Deployment:

@@ -164,8 +164,7 @@ def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
 
 def _on_cuda(pool: PoolSpec) -> Iterator[str]:
     engine = pool.engine
-    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
-    needed = ranks // engine.nodes
+    needed = engine.ranks // engine.nodes
     if pool.gpus < needed and (needed > 1 or pool.gpus == 0):
         each = "" if engine.nodes == 1 else f" / {engine.nodes} nodes"
         yield (

@@ -111,6 +111,11 @@ class EngineSpec(Spec):
     """Further arguments of the engine, by the names of vLLM's AsyncEngineArgs, such as `attention_backend` or
     `compilation_config`. They are applied last. Arguments that other fields of the spec set are refused."""
 
+    @property
+    def ranks(self) -> int:
+        """Compute processes per replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
     @model_validator(mode="after")
     def _spread(self) -> Self:
         ranks = self.tensor_parallel_size * self.pipeline_parallel_size
@@ -175,8 +180,7 @@ class PoolSpec(Spec):
     def gpu_utilization(self) -> float:
         """Fraction of a GPU's memory that one rank uses: of the share that it has of the GPU."""
         engine = self.engine
-        ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
-        share = min(1.0, self.gpus * engine.nodes / ranks) if self.gpus else 1.0
+        share = min(1.0, self.gpus * engine.nodes / engine.ranks) if self.gpus else 1.0
         return round(engine.gpu_memory_utilization * share, 4)
 
     @property

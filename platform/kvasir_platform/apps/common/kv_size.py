@@ -14,7 +14,6 @@ from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.sizing.host import host_kv_bytes
 from kvasir.sizing.pools import shape_of
 from kvasir.sizing.weights import rank_weights, weight_parts
-from kvasir_workers.engines.vllm.setup.arguments import ranks
 
 
 def with_kv_size(
@@ -27,9 +26,9 @@ def with_kv_size(
     if pool.engine.kv_cache_bytes is not None or not _on_cpus(pool):
         return view
     if alone:
-        sharing = max(1, ranks(pool) // pool.engine.nodes)
+        sharing = max(1, pool.engine.ranks // pool.engine.nodes)
     else:
-        sharing = sum(ranks(each) * each.most for each in deployment.pools if _on_cpus(each))
+        sharing = sum(each.engine.ranks * each.most for each in deployment.pools if _on_cpus(each))
     folder = resolve_model(view.model.source, view.model.revision)
     config, length = read_model_config(folder), with_length(view, folder).model.context_length
     shape = shape_of(view, pool, max_model_len=length)

@@ -21,13 +21,16 @@ class WorkerLogs:
 
     def step(self) -> None:
         """Copy what is new, at most 1 MiB of each file."""
-        for path in sorted(self._folder.glob(PATTERN)):
+        found = sorted(self._folder.glob(PATTERN))
+        # Workers remove logs of earlier ones.
+        self._copied = {path: self._copied.get(path, 0) for path in found}
+        for path in found:
             with contextlib.suppress(OSError):
                 self._copy(path)
 
     def _copy(self, path: Path) -> None:
         with path.open("rb") as stream:
-            start = self._copied.get(path, 0)
+            start = self._copied[path]
             # A worker empties a log that has become too large.
             stream.seek(0 if path.stat().st_size < start else start)
             if data := stream.read(_MOST_BYTES):

@@ -16,6 +16,8 @@ from kvasir_platform.cli.common.gateway_client import key_headers, reason_in
 from kvasir_platform.cli.common.gateway_site import Site
 
 _BODY_LIMIT = 64 << 20
+_LIKELY = 2
+"""Log-probabilities of each token: of the chosen one and the next."""
 _TRANSFER = re.compile(r'\btransfer;dur=([\d.]+);desc="(\d+) bytes"')
 
 
@@ -57,13 +59,11 @@ class VerifyClient:
         answer, _ = self._ask("/tokenize", {"model": self._model, "prompt": text})
         return list(answer["tokens"]), int(answer["max_model_len"])
 
-    def complete(
-        self, prompt: Sequence[int], max_tokens: int, *, whole: bool = False, alternatives: int = 2
-    ) -> VerifiedCompletion:
+    def complete(self, prompt: Sequence[int], max_tokens: int, *, whole: bool = False) -> VerifiedCompletion:
         """Return the greedy completion. `whole`: on one worker and without its prefix cache, which is what
         log-probabilities of the prompt require."""
         body = self._body(prompt, max_tokens) | {
-            "logprobs": alternatives,
+            "logprobs": _LIKELY,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }

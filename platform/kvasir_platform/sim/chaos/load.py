@@ -98,11 +98,3 @@ def ttfts(streams: Iterable[ClientStream]) -> Iterator[float]:
         ttft = None if stream.summary is None else stream.summary.ttft_s
         if ttft is not None:
             yield ttft
-
-
-def quantile(values: Iterable[float], q: float) -> float:
-    """The smallest value that at least the fraction `q` does not exceed. Raise ValueError without values."""
-    ordered = sorted(values)
-    if not ordered:
-        raise ValueError("no values")
-    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]

@@ -14,8 +14,9 @@ from random import Random
 from typing import Any
 
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec
+from kvasir.core.quantiles import quantile
 from kvasir.core.requests import Role
-from kvasir_platform.sim.chaos.load import Load, ended, outcomes, quantile, ttfts
+from kvasir_platform.sim.chaos.load import Load, ended, outcomes, ttfts
 from kvasir_platform.sim.chaos.run import play
 from kvasir_platform.sim.chaos.schedule import draw
 from kvasir_platform.sim.cluster import Cluster

@@ -13,10 +13,11 @@ from random import Random
 
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SimSpec
 from kvasir.core.kv import KvState
+from kvasir.core.quantiles import quantile
 from kvasir.core.requests import Role, Sampling
 from kvasir.ports.router import WorkerView
 from kvasir_platform.sim.chaos.checks import broken_streams
-from kvasir_platform.sim.chaos.load import Gaps, Load, ended, outcomes, quantile
+from kvasir_platform.sim.chaos.load import Gaps, Load, ended, outcomes
 from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.core.virtual_loop import VirtualClock

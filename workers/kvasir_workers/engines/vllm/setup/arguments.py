@@ -68,18 +68,12 @@ def compilers(engine: EngineSpec) -> tuple[str, ...]:
     return ("xgrammar", "guidance") if engine.structured_outputs == "auto" else (engine.structured_outputs,)
 
 
-def ranks(pool: PoolSpec) -> int:
-    """Return the number of compute processes per replica of `pool`."""
-    engine = pool.engine
-    return engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
-
-
 def threads_per_rank(deployment: Deployment, pool: PoolSpec, *, cpus: int) -> int:
     """Return the CPU threads of each rank: the spec's, or an equal share of `cpus` among all replicas."""
     if pool.engine.threads is not None:
         return pool.engine.threads
-    sharing = sum(ranks(each) * each.most for each in deployment.pools if each.engine.kind == "vllm")
-    return max(1, cpus // max(1, sharing, ranks(pool)))
+    sharing = sum(each.engine.ranks * each.most for each in deployment.pools if each.engine.kind == "vllm")
+    return max(1, cpus // max(1, sharing, pool.engine.ranks))
 
 
 def engine_arguments(
@@ -98,9 +92,8 @@ def engine_arguments(
     if KV is neither transferred nor tiered, or without `events`.
 
     `model_path` is the folder to load (already quantized if the spec requires it), as is the draft's in
-    `pool`; `platform` is cpu or cuda;
-    `movement` is how the model's KV is moved, None if it is not; `place` is this process's place among the
-    nodes of its engine, if it has several.
+    `pool`; `platform` is cpu or cuda; `movement` is how the model's KV is moved, None if it is not; `place`
+    is this process's place among the nodes of its engine, if it has several.
     """
     engine = pool.engine
     arguments: dict[str, Any] = {
@@ -113,15 +106,13 @@ def engine_arguments(
         "seed": engine.seed,
         "block_size": engine.block_size,
         **_memory(pool, platform),
+        **_parallelism(engine, place),
+        **_lora(deployment),
         "kv_cache_dtype": engine.kv_dtype,
         "enable_prefix_caching": engine.prefix_caching,
         "enable_chunked_prefill": engine.chunked_prefill,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "pipeline_parallel_size": engine.pipeline_parallel_size,
-        "data_parallel_size": engine.data_parallel_size,
-        "enable_expert_parallel": engine.expert_parallel,
         # Compilation adds 25 s to every start on a CPU, without a gain for the models that run there.
         "enforce_eager": platform == "cpu",
         "scheduling_policy": "priority",
@@ -136,20 +127,6 @@ def engine_arguments(
     }
     if engine.reasoning_parser is not None and _part(deployment, pool) is not Role.PREFILL:
         arguments["reasoning_parser"] = engine.reasoning_parser
-    if ranks(pool) > engine.data_parallel_size:
-        arguments["distributed_executor_backend"] = "mp"
-    if place is not None:
-        arguments |= {
-            "nnodes": engine.nodes,
-            "node_rank": place.rank,
-            "master_addr": place.leader,
-            "master_port": place.port,
-        }
-    if deployment.lora:
-        widest = max(adapter.rank for adapter in deployment.lora)
-        arguments["enable_lora"] = True
-        arguments["max_loras"] = len(deployment.lora)
-        arguments["max_lora_rank"] = next(rank for rank in LORA_RANKS if rank >= widest)
     if engine.speculative is not None:
         arguments["speculative_config"] = _speculation(engine.speculative)
     if deployment.tiers.configured:
@@ -161,15 +138,7 @@ def engine_arguments(
             # The connector moves blocks of one group of layers.
             arguments["disable_hybrid_kv_cache_manager"] = True
     if events is not None:
-        arguments["kv_events_config"] = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": events.events,
-            "replay_endpoint": events.replay,
-            "buffer_steps": EVENT_BACKLOG,
-            "hwm": EVENT_BACKLOG,
-            "max_queue_size": EVENT_BACKLOG,
-        }
+        arguments["kv_events_config"] = _events(events)
     return arguments | engine.args
 
 
@@ -211,6 +180,48 @@ def _memory(pool: PoolSpec, platform: str) -> dict[str, Any]:
         return {"kv_cache_memory_bytes": SMALL_KV_BYTES if size is None else size}
     # vLLM measures what weights and activations leave of the fraction, unless it is given a size.
     return {"gpu_memory_utilization": pool.gpu_utilization, "kv_cache_memory_bytes": size}
+
+
+def _parallelism(engine: EngineSpec, place: NodePlace | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "pipeline_parallel_size": engine.pipeline_parallel_size,
+        "data_parallel_size": engine.data_parallel_size,
+        "enable_expert_parallel": engine.expert_parallel,
+    }
+    if engine.ranks > engine.data_parallel_size:
+        found["distributed_executor_backend"] = "mp"
+    if place is not None:
+        found |= {
+            "nnodes": engine.nodes,
+            "node_rank": place.rank,
+            "master_addr": place.leader,
+            "master_port": place.port,
+        }
+    return found
+
+
+def _lora(deployment: Deployment) -> dict[str, Any]:
+    if not deployment.lora:
+        return {}
+    widest = max(adapter.rank for adapter in deployment.lora)
+    return {
+        "enable_lora": True,
+        "max_loras": len(deployment.lora),
+        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= widest),
+    }
+
+
+def _events(events: EventEndpoints) -> dict[str, Any]:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": events.events,
+        "replay_endpoint": events.replay,
+        "buffer_steps": EVENT_BACKLOG,
+        "hwm": EVENT_BACKLOG,
+        "max_queue_size": EVENT_BACKLOG,
+    }
 
 
 def _speculation(spec: SpeculativeSpec) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from kvasir.config.load.model_files import configured_template
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
 from kvasir.core.requests import Role
-from kvasir_workers.engines.vllm.setup.arguments import ranks
 from kvasir_workers.engines.vllm.setup.hardware import hardware_of
 
 
@@ -53,7 +52,7 @@ async def identity_of(
         data_parallel_size=copies,
         reports_kv=reports_kv,
         hardware=hardware_of(
-            shares[0]["device"], devices=ranks(pool), element_bytes=shares[0]["element_bytes"]
+            shares[0]["device"], devices=pool.engine.ranks, element_bytes=shares[0]["element_bytes"]
         ),
         model_parameters=copies * sum(share["parameters"] for share in shares),
         model_bytes=copies * sum(share["bytes"] for share in shares),
