@@ -47,7 +47,7 @@ class ScriptedLauncher:
         await self._call("pools")
 
     async def pool_status(self) -> list[ReplicaStatus]:
-        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return self.statuses[0]
 
     async def start_router(self) -> str:
         await self._call("router")
@@ -94,6 +94,9 @@ class Stage:
 
     def report(self, progress: StartProgress) -> None:
         self.told.append(progress)
+        # The inventory reads the status too, at times of its own: a status ends when it has been told.
+        if (progress.event, progress.step) == ("detail", "replicas") and len(self.launcher.statuses) > 1:
+            self.launcher.statuses.pop(0)
         if progress.event == "ready":
             self.supervisor.stop.set()
 
