@@ -18,7 +18,7 @@ from kvasir_workers.engines.vllm.follower import follower_arguments
 
 pytestmark = pytest.mark.slow
 
-SECOND = NodePlace(1, "127.0.0.2", "127.0.0.1", 4000)
+SECOND = NodePlace(1, "127.0.0.2", "127.0.0.1", 4000, 4001)
 
 
 @pytest.fixture

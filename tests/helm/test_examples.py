@@ -36,6 +36,7 @@ KINDS = {
         "ScaledObject",
         "ServiceMonitor",
     },
+    "wide-experts-two-nodes": {"PersistentVolumeClaim"},
     "small-gpus": {
         "HorizontalPodAutoscaler",
         "Ingress",
@@ -51,6 +52,7 @@ PODS = {
     "one-engine-two-nodes": {"wide": (2, 2, 2), "wide-followers": (2, 2, 2)},
     "one-node-8-gpus": {"prefill": (2, 2, 2), "decode": (6, 6, 6)},
     "rdma-prefill-decode": {"prefill": (2, 2, 6), "decode": (4, 4, 12)},
+    "wide-experts-two-nodes": {"wide": (2, 2, 2), "wide-followers": (2, 2, 2)},
     "small-gpus": {"serve": (2, 4, 8), "vectors": (1, 1, 1)},
 }
 

@@ -7,6 +7,8 @@ from typing import Any
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names of the number of layers."""
+EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+"""Names of the number of experts in a layer."""
 
 
 def positive(value: object) -> int:

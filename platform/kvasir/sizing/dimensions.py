@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvasir.checkpoint.model_config import ModelConfig
-from kvasir.checkpoint.numbers import LAYERS, count
+from kvasir.checkpoint.numbers import EXPERTS, LAYERS, count
 
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -21,7 +21,6 @@ _KV_HEADS = (
 )
 _HEAD_SIZE = ("head_dim", "hidden_size_per_head")
 _INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner")
-_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk",
     "moe_top_k",
@@ -73,7 +72,7 @@ def dimensions(config: ModelConfig) -> Dimensions:
         sliding_size=size,
         vocabulary=count(text, "vocab_size"),
         intermediate=intermediate,
-        experts=count(text, *_EXPERTS),
+        experts=count(text, *EXPERTS),
         experts_per_token=count(text, *_EXPERTS_PER_TOKEN),
         expert_size=count(text, "moe_intermediate_size", "expert_ffn_hidden_size") or intermediate,
         latent=count(text, "kv_lora_rank") + count(text, "qk_rope_head_dim"),

@@ -21,6 +21,7 @@ def shape_of(view: Deployment, pool: PoolSpec, *, max_model_len: int) -> EngineS
         pipeline=engine.pipeline_parallel_size,
         data=engine.data_parallel_size,
         expert_parallel=engine.expert_parallel,
+        redundant_experts=0 if engine.eplb is None else engine.eplb.redundant_experts,
         dtype=view.model.dtype,
         kv_dtype=engine.kv_dtype,
         quantization=view.model.quantization,

@@ -10,9 +10,10 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 @dataclass(frozen=True, slots=True)
 class EngineShape:
     """One engine. `tensor`, `pipeline` and `data` are its parallel sizes; with `expert_parallel` experts are
-    divided among tensor x data ranks whole, and each in parts otherwise. `quantization` is done at load:
-    `none`, `int8` or `fp8`. With `keeps_windows`, layers with a sliding window keep KV of their window only,
-    and of every token otherwise. `steps_in_flight` is how many batches may be scheduled at once. Lengths in
+    divided among tensor x data ranks whole, and each in parts otherwise; `redundant_experts` are copies that
+    each layer has beside the model's own. `quantization` is done at load: `none`, `int8` or `fp8`. With
+    `keeps_windows`, layers with a sliding window keep KV of their window only, and of every token otherwise.
+    `steps_in_flight` is how many batches may be scheduled at once. Lengths in
     tokens."""
 
     max_model_len: int = 4096
@@ -23,6 +24,7 @@ class EngineShape:
     pipeline: int = 1
     data: int = 1
     expert_parallel: bool = False
+    redundant_experts: int = 0
     dtype: str = "auto"
     kv_dtype: str = "auto"
     quantization: str = "none"

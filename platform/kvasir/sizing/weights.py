@@ -3,7 +3,8 @@
 Tensors are recognized by their names, which follow transformers. Tensor parallelism divides linear layers,
 embeddings and the language model's head, and every rank holds norms, routers and MLA's projections to its
 latents. Pipeline parallelism divides layers. Experts are divided among all ranks of tensor and data
-parallelism: whole ones with expert parallelism, each in parts otherwise.
+parallelism: whole ones with expert parallelism, each in parts otherwise. Experts that every token passes are
+linear layers as others.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class WeightPart:
 
 _DIGITS = re.compile(r"\d+")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-_EXPERT = re.compile(r"(?:^|[._])experts\b")
+_EXPERT = re.compile(r"(?:^|[._])(?<!shared_)experts\b")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|embedding)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|output_layer|embed_out)\.")
 _LAST = re.compile(r"(?:^|\.)(?:norm|ln_f|final_layernorm)\.")
@@ -185,7 +186,7 @@ def _share(kind: WeightKind, sizes: Dimensions, shape: EngineShape) -> float:
         case WeightKind.EXPERT:
             ranks = shape.tensor * shape.data
             if shape.expert_parallel and sizes.experts:
-                return -(-sizes.experts // ranks) / sizes.experts
+                return -(-(sizes.experts + shape.redundant_experts) // ranks) / sizes.experts
             return 1 / ranks
         case _:
             return 1 / shape.tensor

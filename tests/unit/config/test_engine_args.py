@@ -40,7 +40,7 @@ GOOD = {
     "cpu_offload_gb": 2,
     "cudagraph_capture_sizes": [1, 2, 4],
     "device_ids": [0, "1"],
-    "enable_eplb": True,
+    "enable_ep_weight_filter": True,
     "enforce_eager": False,
     "hf_overrides": {"rope_scaling": {"type": "yarn", "factor": 4.0}},
     "ignore_patterns": ["*.pth"],

@@ -22,6 +22,7 @@ MODELS = {
     "Llama-3.3-70B-Instruct": models.LLAMA_70B,
     "Llama-3.1-405B-Instruct": models.LLAMA_405B,
     "Qwen3-8B": models.QWEN3_8B,
+    "DeepSeek-V3": models.DEEPSEEK_V3,
 }
 
 
@@ -45,7 +46,15 @@ def fits_of(name: str) -> list[Fit]:
 
 
 @pytest.mark.parametrize(
-    "name", ["autoscaled", "one-engine-two-nodes", "one-node-8-gpus", "rdma-prefill-decode", "small-gpus"]
+    "name",
+    [
+        "autoscaled",
+        "one-engine-two-nodes",
+        "one-node-8-gpus",
+        "rdma-prefill-decode",
+        "small-gpus",
+        "wide-experts-two-nodes",
+    ],
 )
 def test_every_pool_of_an_example_has_room_for_several_of_its_longest_requests(name: str) -> None:
     for found in fits_of(name):

@@ -104,6 +104,20 @@ def test_deepseek_v3_with_whole_experts_on_data_parallel_ranks() -> None:
     assert spread.weights > on("H200", models.DEEPSEEK_V3, tensor=8).weights
 
 
+def test_deepseek_v3_over_two_nodes_of_eight_h200_has_whole_experts_and_attention_on_each() -> None:
+    spread = on("H200", models.DEEPSEEK_V3, data=16, expert_parallel=True)
+    assert spread.missing == 0
+    # In FP8 a byte for each number, and scales.
+    expert = 3 * 7168 * 2048
+    attention = 7168 * (1536 + 576) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
+    whole = 61 * attention + 3 * 3 * 7168 * 18432 + 58 * expert + 2 * 2 * 129280 * 7168
+    assert spread.weights == pytest.approx(58 * 16 * expert + whole, rel=0.01)
+    # Two copies more on each GPU, in each of 58 layers.
+    copied = on("H200", models.DEEPSEEK_V3, data=16, expert_parallel=True, redundant_experts=32)
+    assert copied.weights - spread.weights == pytest.approx(58 * 2 * expert, rel=0.01)
+    assert copied.missing == 0
+
+
 def test_gemma_s_windows_leave_room_for_more_requests_while_no_kv_is_moved() -> None:
     moved, kept = (
         on("H100", models.GEMMA3_27B, max_model_len=32768, keeps_windows=each) for each in (False, True)

@@ -14,6 +14,7 @@ from kvasir.config.load.support import Platform, unsupported_features
 from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
+    ExpertBalancingSpec,
     LoraSpec,
     ModelSpec,
     PoolSpec,
@@ -115,7 +116,15 @@ OVERRIDABLE = {"enforce_eager"}
 
 def test_what_the_spec_sets_cannot_be_set_a_second_time() -> None:
     everything = EngineSpec(
-        reasoning_parser="qwen3", tensor_parallel_size=2, nodes=2, speculative=SpeculativeSpec()
+        reasoning_parser="qwen3",
+        data_parallel_size=2,
+        nodes=2,
+        kv_events=False,
+        expert_parallel=True,
+        all2all_backend="deepep_low_latency",
+        eplb=ExpertBalancingSpec(),
+        dual_batch_overlap=True,
+        speculative=SpeculativeSpec(),
     )
     model = ModelSpec(quantization="fp8")
     deployment = one_pool(everything, lora=(LoraSpec(name="a", path="/a"),), tiers=TIERS, model=model)
@@ -128,7 +137,7 @@ def test_what_the_spec_sets_cannot_be_set_a_second_time() -> None:
         platform="cuda",
         movement=KvMovement(layers=2, widened=1, window=8),
         events=EventEndpoints(Path("/run/x")),
-        place=NodePlace(rank=0, leader="10.0.0.1", port=1, address="10.0.0.1"),
+        place=NodePlace(rank=0, leader="10.0.0.1", port=1, rpc_port=2, address="10.0.0.1"),
     )
     made |= embedding_arguments(embeds, embeds.pools[0], model_path="/m", platform="cuda")
     assert set(made) - set(OWNED) == OVERRIDABLE

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
 from kvasir.config.load.support import unsupported_features
-from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ExpertBalancingSpec, PoolSpec
 from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace, leading
@@ -24,9 +25,19 @@ from kvasir_workers.engines.vllm.follower import follower_arguments
 from kvasir_workers.engines.vllm.runtime import worker_extension
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
-FIRST = NodePlace(0, "10.0.0.1", "10.0.0.1", 4000)
+FIRST = NodePlace(0, "10.0.0.1", "10.0.0.1", 4000, 4001)
 SECOND = replace(FIRST, rank=1, address="10.0.0.2")
 WIDE = EngineSpec(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)
+
+WIDE_EXPERTS = EngineSpec(
+    data_parallel_size=16,
+    nodes=2,
+    kv_events=False,
+    expert_parallel=True,
+    all2all_backend="deepep_low_latency",
+    eplb=ExpertBalancingSpec(redundant_experts=32, window_steps=500, interval_steps=1000),
+    dual_batch_overlap=True,
+)
 
 
 def deployment(
@@ -41,7 +52,7 @@ def deployment(
     [
         ({"nodes": 2}, "choose a divisor"),
         ({"tensor_parallel_size": 4, "nodes": 3}, "4 ranks"),
-        ({"tensor_parallel_size": 2, "data_parallel_size": 2, "nodes": 2}, "use more replicas"),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 3, "nodes": 2}, "one divides the other"),
         ({"tensor_parallel_size": 2, "kind": "sim", "nodes": 2}, "one process"),
     ],
 )
@@ -80,11 +91,12 @@ def test_tensor_parallel_ranks_may_be_on_several_nodes_without_gpus_too() -> Non
     )
 
 
+@pytest.mark.parametrize("engine", [WIDE, WIDE_EXPERTS], ids=["stages", "experts"])
 @pytest.mark.parametrize(
     ("role", "makes"), [(Role.BOTH, engine_arguments), (Role.EMBED, embedding_arguments)]
 )
-def test_nodes_are_told_the_same_but_for_which_they_are(role: Role, makes: Any) -> None:
-    spec = deployment(role=role)
+def test_nodes_are_told_the_same_but_for_which_they_are(role: Role, makes: Any, engine: EngineSpec) -> None:
+    spec = deployment(engine, role=role)
     pool = spec.pools[0]
     first = makes(spec, pool, model_path="/m", platform="cuda", place=FIRST)
     second = follower_arguments(spec, pool, model_path="/m", platform="cuda", place=SECOND)
@@ -93,6 +105,29 @@ def test_nodes_are_told_the_same_but_for_which_they_are(role: Role, makes: Any) 
     assert (first.pop("node_rank"), second.pop("node_rank")) == (0, 1)
     assert first == second
     assert json.loads(json.dumps(first)) == first
+
+
+@pytest.mark.parametrize("engine", [WIDE_EXPERTS, WIDE])
+def test_cores_of_data_parallel_ranks_connect_to_the_first_node(engine: EngineSpec) -> None:
+    spec = deployment(engine)
+    made = follower_arguments(spec, spec.pools[0], model_path="/m", platform="cuda", place=SECOND)
+    front = {"data_parallel_address": "10.0.0.1", "data_parallel_rpc_port": 4001}
+    assert front.items() <= made.items() if engine is WIDE_EXPERTS else not front.keys() & made.keys()
+
+
+def test_the_options_of_experts_reach_vllm() -> None:
+    spec = deployment(WIDE_EXPERTS)
+    made = engine_arguments(spec, spec.pools[0], model_path="/m", platform="cuda", place=FIRST)
+    named = ("enable_expert_parallel", "all2all_backend", "enable_eplb", "eplb_config", "enable_dbo")
+    assert [made[name] for name in named] == [
+        True,
+        "deepep_low_latency",
+        True,
+        {"num_redundant_experts": 32, "window_size": 500, "step_interval": 1000},
+        True,
+    ]
+    plain = engine_arguments(deployment(), deployment().pools[0], model_path="/m", platform="cuda")
+    assert [name for name in named if name in plain] == ["enable_expert_parallel"]
 
 
 def test_ranks_of_one_node_cannot_be_reached_from_others_and_those_of_several_must_be() -> None:
@@ -104,16 +139,27 @@ def test_ranks_of_one_node_cannot_be_reached_from_others_and_those_of_several_mu
     assert "master_addr" not in one
 
 
-def test_the_first_node_takes_a_port_that_is_free() -> None:
+def test_the_first_node_takes_ports_that_are_free() -> None:
     place = leading("127.0.0.1")
-    with socket.socket() as taken:
-        taken.bind((place.leader, place.port))
+    with socket.socket() as ranks, socket.socket() as cores:
+        ranks.bind((place.leader, place.port))
+        cores.bind((place.leader, place.rpc_port))
     assert (place.rank, place.address, place.leader) == (0, "127.0.0.1", "127.0.0.1")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_leave_with_the_front_and_on_a_further_node_with_the_process_above(
-    rank: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("place", "above"),
+    [
+        ({"node_rank": 0}, 0),
+        ({"node_rank": 1, "data_parallel_size": 1, "node_rank_within_dp": 1}, 1),
+        # Each data-parallel rank has a core between it and the node's process.
+        ({"node_rank": 1, "data_parallel_size": 2, "node_rank_within_dp": 0}, 2),
+        ({"node_rank": 3, "data_parallel_size": 2, "node_rank_within_dp": 1}, 1),
+    ],
+    ids=["first node", "further node", "core on a further node", "further node of a core"],
+)
+def test_ranks_leave_with_the_front_and_on_a_further_node_with_its_process(
+    place: dict[str, int], above: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -126,7 +172,8 @@ def test_ranks_leave_with_the_front_and_on_a_further_node_with_the_process_above
 
     monkeypatch.setattr(worker_extension, "_leave_with", leave_with)
     extension = worker_extension.EngineExtension()
-    extension.parallel_config = SimpleNamespace(node_rank=rank)
+    extension.parallel_config = SimpleNamespace(**place)
     front = os.getpid()
+    line = [front, os.getppid(), psutil.Process().parents()[1].pid]
     assert extension.kvasir_leave_with(front) == os.getpid()
-    assert left.get(timeout=10) == (os.getppid() if rank else front)
+    assert left.get(timeout=10) == line[above]

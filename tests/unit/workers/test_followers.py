@@ -14,7 +14,7 @@ from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.pool.followers import Followers
 from kvasir_workers.pool.replica import Node, _started_with
 
-PLACE = NodePlace(0, "10.0.0.1", "10.0.0.1", 4000)
+PLACE = NodePlace(0, "10.0.0.1", "10.0.0.1", 4000, 4001)
 
 
 @dataclass(slots=True)

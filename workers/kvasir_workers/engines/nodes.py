@@ -13,18 +13,21 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class NodePlace:
     """One node's place. `rank` counts nodes from 0, the leader; `address` is this node's own; all ranks
-    connect at `leader` and `port`."""
+    connect at `leader` and `port`, and engine cores of data-parallel ranks at `leader` and `rpc_port`."""
 
     rank: int
     address: str
     leader: str
     port: int
+    rpc_port: int
 
 
 def leading(address: str) -> NodePlace:
-    """Return the place of the leading node, at `address`, with a port that is free at the moment. Raise
+    """Return the place of the leading node, at `address`, with ports that are free at the moment. Raise
     OSError for an address that is not this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return NodePlace(0, address, address, int(probe.getsockname()[1]))
+    with socket.socket(family) as ranks, socket.socket(family) as cores:
+        for probe in (ranks, cores):
+            probe.bind((address, 0))
+        ports = (int(probe.getsockname()[1]) for probe in (ranks, cores))
+        return NodePlace(0, address, address, *ports)

@@ -24,6 +24,7 @@ from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.checks.quantization import declared_method, quantization_problem
+from kvasir.config.load.parallel_support import expert_problems
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
@@ -62,6 +63,7 @@ def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
     for pools, used in _as_served(view, config):
         found.extend(_architecture(view, [pool for pool in pools if pool.engine.kind == "vllm"], used))
         found.extend(_positions(view, pools, used))
+        found.extend(ModelProblem(*problem) for pool in pools for problem in expert_problems(pool, used))
     declared = declared_method(config.quantization)
     if problem := quantization_problem(view.model.quantization, declared):
         found.append(ModelProblem(*problem))

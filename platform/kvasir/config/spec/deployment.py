@@ -16,7 +16,14 @@ from kvasir.config.spec.cluster import DiscoverySpec, RaySpec
 from kvasir.config.spec.edge import ApiSpec, GatewaySpec, TelemetrySpec, TokenizerSpec
 from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.config.spec.models import Disaggregated, FurtherModelSpec, LoraSpec, ModelSpec
-from kvasir.config.spec.pools import EngineSpec, PoolSpec, SimSpec, SpeculativeSpec, check_kv_exchange
+from kvasir.config.spec.pools import (
+    EngineSpec,
+    ExpertBalancingSpec,
+    PoolSpec,
+    SimSpec,
+    SpeculativeSpec,
+    check_kv_exchange,
+)
 from kvasir.config.spec.routing import HealthSpec, RoutingSpec, SloSpec
 from kvasir.config.spec.scaling import PoolScalingSpec, ScalingSpec
 from kvasir.config.spec.tenants import TenancySpec, TenantSpec
@@ -32,6 +39,7 @@ __all__ = [
     "DiscoverySpec",
     "DiskTierSpec",
     "EngineSpec",
+    "ExpertBalancingSpec",
     "FurtherModelSpec",
     "GatewaySpec",
     "HealthSpec",

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from kvasir.config.checks.all2all import WITH_MICROBATCHES, WITHOUT_BALANCING, All2AllBackend
 from kvasir.config.spec.base import Name, Spec
 from kvasir.config.spec.engine_args import KV_LAYOUT, EngineArgs
 from kvasir.config.spec.scaling import PoolScalingSpec
@@ -59,6 +60,19 @@ class SimSpec(Spec):
     transfer_latency_s: float = Field(default=0.002, ge=0)
 
 
+class ExpertBalancingSpec(Spec):
+    """Expert-parallel load balancing (EPLB): experts that get many tokens are copied, and move between ranks
+    while the engine serves."""
+
+    redundant_experts: int = Field(default=0, ge=0, le=1023)
+    """Copies beside the model's own experts, in each layer and over all ranks. Experts and copies together
+    must divide equally among the ranks."""
+    window_steps: int = Field(default=1000, ge=1)
+    """Engine steps over which the load of each expert is counted."""
+    interval_steps: int = Field(default=3000, ge=1)
+    """Engine steps between two rearrangements."""
+
+
 class EngineSpec(Spec):
     """How each replica of a pool runs the model."""
 
@@ -85,9 +99,17 @@ class EngineSpec(Spec):
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
     data_parallel_size: int = Field(default=1, ge=1, le=64)
     nodes: int = Field(default=1, ge=1, le=64)
-    """Pods, or bundles in Ray, over which each replica is spread. Tensor x pipeline parallel ranks are
-    divided equally, with the ranks of one pipeline stage next to each other."""
+    """Pods, or bundles in Ray, over which each replica is spread. Its ranks are divided equally: whole
+    data-parallel ranks first, then pipeline stages, then the ranks of a stage."""
     expert_parallel: bool = False
+    """Keep whole experts on each of the tensor x data parallel ranks, instead of a part of every expert."""
+    all2all_backend: All2AllBackend | None = None
+    """Kernels that exchange tokens between the ranks of experts. Default: vLLM's, `allgather_reducescatter`,
+    which needs no further package."""
+    eplb: ExpertBalancingSpec | None = None
+    """Balances the load of experts. Default: experts stay where they are."""
+    dual_batch_overlap: bool = False
+    """Compute one half of a batch while the tokens of the other are exchanged (DBO)."""
     speculative: SpeculativeSpec | None = None
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads per rank. Default: the replica's share of the machine."""
@@ -116,20 +138,56 @@ class EngineSpec(Spec):
         """Compute processes per replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks among which the experts of a layer are divided."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
     @model_validator(mode="after")
     def _spread(self) -> Self:
-        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
         if self.nodes > 1 and self.kind == "sim":
             raise ValueError("nodes: the simulated engine runs in one process; set nodes to 1")
-        if self.nodes > 1 and self.data_parallel_size > 1:
+        if self.ranks % self.nodes:
             raise ValueError(
-                f"nodes: an engine over {self.nodes} nodes cannot have data_parallel_size "
-                f"{self.data_parallel_size}; set it to 1 and use more replicas"
+                f"nodes: {self.ranks} ranks (tensor x pipeline x data parallel) cannot be divided equally "
+                f"among {self.nodes} nodes; choose a divisor of the number of ranks"
             )
-        if ranks % self.nodes:
+        fewer, more = sorted((self.nodes, self.data_parallel_size))
+        if more % fewer:
             raise ValueError(
-                f"nodes: {ranks} ranks (tensor x pipeline parallel) cannot be divided equally among "
-                f"{self.nodes} nodes; choose a divisor of the number of ranks"
+                f"nodes: {self.data_parallel_size} data-parallel ranks cannot be spread over {self.nodes} "
+                "nodes: a node has whole ranks, or a rank whole nodes; choose numbers of which one divides "
+                "the other"
+            )
+        if self.nodes > 1 and self.data_parallel_size > 1 and self.kv_events and self.prefix_caching:
+            raise ValueError(
+                "kv_events: data-parallel ranks on other nodes publish no KV events to the worker; set "
+                "kv_events to false, so that routers predict what is cached"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _experts(self) -> Self:
+        for field in ("all2all_backend", "eplb", "dual_batch_overlap"):
+            if getattr(self, field) and not self.expert_parallel:
+                raise ValueError(f"{field}: it needs expert parallelism; set expert_parallel to true")
+        if self.eplb is not None and self.expert_ranks == 1:
+            raise ValueError(
+                "eplb: one rank has all experts; set tensor_parallel_size or data_parallel_size above 1"
+            )
+        if self.eplb is not None and self.all2all_backend in WITHOUT_BALANCING:
+            raise ValueError(
+                f"eplb: {self.all2all_backend} cannot move experts between ranks; remove eplb, or choose "
+                "another all2all_backend"
+            )
+        if self.dual_batch_overlap and self.data_parallel_size == 1:
+            raise ValueError(
+                "dual_batch_overlap: it needs data-parallel ranks; set data_parallel_size above 1"
+            )
+        if self.dual_batch_overlap and self.all2all_backend not in WITH_MICROBATCHES:
+            raise ValueError(
+                f"dual_batch_overlap: it needs kernels that run beside others; set all2all_backend to one of "
+                f"{', '.join(WITH_MICROBATCHES)}"
             )
         return self
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import Platform, engine_platform, unsupported_features
 from kvasir.config.spec.deployment import Deployment, is_loopback
 from kvasir.core.requests import Role
@@ -88,7 +89,10 @@ def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]
     remote = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
     wanted: Platform = "cuda" if machine.gpus or remote else "cpu"
     platform = engine_platform(machine.installed) or wanted
-    for reason in unsupported_features(deployment, platform=platform):
+    reasons = unsupported_features(deployment, platform=platform)
+    if not remote and engine_platform(machine.installed) == "cuda":
+        reasons += missing_kernels(deployment.pools, machine.modules.__contains__)
+    for reason in reasons:
         what, _, remedy = reason.partition("; ")
         yield Finding("engine", "error", what, remedy)
 

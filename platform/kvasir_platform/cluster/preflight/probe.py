@@ -16,7 +16,9 @@ import psutil
 
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.tensors import read_tensors
+from kvasir.config.checks.all2all import KERNEL_MODULES
 from kvasir.config.load.model_files import resolve_model
+from kvasir.config.load.parallel_support import has_module
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
@@ -53,6 +55,7 @@ def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
         further_models={each.name: probe_model(each.source, each.revision) for each in deployment.models},
         installed=installed_packages(),
         pinned=_pinned(),
+        modules=frozenset(filter(has_module, KERNEL_MODULES)),
         native=IS_NATIVE,
         named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
         tiers=probe_tiers(deployment.tiers),

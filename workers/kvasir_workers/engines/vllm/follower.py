@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
@@ -50,7 +51,7 @@ async def follow(
     from kvasir_workers.engines.vllm.runtime import follower_runtime
 
     platform = follower_runtime.platform()
-    if reasons := unsupported_features(deployment, platform=platform):
+    if reasons := unsupported_features(deployment, platform=platform) + missing_kernels((pool,)):
         raise ConfigError("\n".join(reasons))
     try:
         folder = await asyncio.to_thread(served_weights, deployment, Path(model_path), cache_folder)

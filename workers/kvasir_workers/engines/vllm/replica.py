@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
+from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
@@ -123,7 +124,8 @@ class VllmReplica(ABC, Generic[EnteredT]):
         )
         self._runtime = runtime = await asyncio.to_thread(self._import_runtime)
         platform = runtime.platform()
-        if reasons := unsupported_features(self._deployment, platform=platform):
+        reasons = unsupported_features(self._deployment, platform=platform)
+        if reasons := reasons + missing_kernels((self._pool,)):
             raise ConfigError("\n".join(reasons))
         try:
             template = configured_template(self._deployment.model.chat_template)

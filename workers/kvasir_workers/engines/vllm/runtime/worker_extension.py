@@ -12,6 +12,7 @@ import select
 import signal
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from kvasir.core.identity import HEAD_MAJOR
@@ -67,10 +68,13 @@ class EngineExtension:
         """End this rank's process, and the engine core above it, when process `front_pid` has ended.
 
         A killed front cannot notify its core, which would otherwise keep its memory. On a node without a
-        front, this process leaves with its parent. Returns this process's id.
+        front, this process leaves with the process above it and above its core, if it has one. Returns this
+        process's id.
         """
-        if self.parallel_config.node_rank:
-            front_pid = os.getppid()
+        parallel = self.parallel_config
+        if parallel.node_rank:
+            cored = parallel.data_parallel_size > 1 and not parallel.node_rank_within_dp
+            front_pid = _parent_of(os.getppid()) if cored else os.getppid()
         front = os.pidfd_open(front_pid)
         # Opened at once: an orphan is adopted by a reaper, which may be the supervisor of the whole
         # deployment.
@@ -80,6 +84,12 @@ class EngineExtension:
             target=_leave_with, args=(front, core), name="kvasir-leave-with", daemon=True
         ).start()
         return os.getpid()
+
+
+def _parent_of(process: int) -> int:
+    """Return the id of a process's parent. Raise OSError if the process has ended."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    return int(status.partition("\nPPid:")[2].split()[0])
 
 
 def _group_bytes(group: Any) -> int:

@@ -188,8 +188,10 @@ def _parallelism(engine: EngineSpec, place: NodePlace | None) -> dict[str, Any]:
         "pipeline_parallel_size": engine.pipeline_parallel_size,
         "data_parallel_size": engine.data_parallel_size,
         "enable_expert_parallel": engine.expert_parallel,
+        **_experts(engine),
     }
-    if engine.ranks > engine.data_parallel_size:
+    # Inside a placement group vLLM would choose Ray, and Ray's actors here are one for each node.
+    if engine.ranks > engine.data_parallel_size or engine.nodes > 1:
         found["distributed_executor_backend"] = "mp"
     if place is not None:
         found |= {
@@ -198,6 +200,25 @@ def _parallelism(engine: EngineSpec, place: NodePlace | None) -> dict[str, Any]:
             "master_addr": place.leader,
             "master_port": place.port,
         }
+        if engine.data_parallel_size > 1:
+            # One front, on the leader, has the ranks of all nodes: routers choose the rank of a request.
+            found |= {"data_parallel_address": place.leader, "data_parallel_rpc_port": place.rpc_port}
+    return found
+
+
+def _experts(engine: EngineSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if engine.all2all_backend is not None:
+        found["all2all_backend"] = engine.all2all_backend
+    if (eplb := engine.eplb) is not None:
+        found["enable_eplb"] = True
+        found["eplb_config"] = {
+            "num_redundant_experts": eplb.redundant_experts,
+            "window_size": eplb.window_steps,
+            "step_interval": eplb.interval_steps,
+        }
+    if engine.dual_batch_overlap:
+        found["enable_dbo"] = True
     return found
 
 
