@@ -115,6 +115,10 @@ as the router decides (prefill and decode apart, or from the prefix cache) with 
 worker. Then it measures TTFT, ITL and throughput at several loads, and waits until no request, KV block or
 lease is left. A difference where the reference itself holds two tokens for nearly equally likely passes.
 
+With --quality it also scores held-out text: perplexity, and against a baseline the share of positions with
+the same most likely token and the KL divergence. The baseline is the model before it was quantized: a saved
+PREFIX.quality.json, another gateway (with the same API key), or a model of the same deployment.
+
 The report names the hardware: PREFIX.json and PREFIX.html. An operator's key is needed where keys are
 (KVASIR_API_KEY). Exit status 1: a check failed.
 
@@ -122,6 +126,8 @@ examples:
   kvasir verify
   kvasir verify --report /tmp/verify --link-gbps 400
   kvasir verify --prompt-tokens 1000,8000 --streams 1,16,64
+  kvasir verify --streams 0 --quality --report before      (the original deployment)
+  kvasir verify --streams 0 --quality-baseline before.quality.json --max-kl 0.02      (the quantized one)
   kubectl exec deploy/NAME-router -- kvasir verify --address 127.0.0.1:8000"""
 
 KEYS_EPILOG = """\

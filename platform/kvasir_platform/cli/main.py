@@ -29,6 +29,7 @@ from kvasir_platform.cli.help_texts import (
     UP_EPILOG,
     VERIFY_EPILOG,
 )
+from kvasir_platform.cli.verify.arguments import add_verify_options
 
 if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
@@ -114,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     commands.choices["scale"].add_argument("--name", help="the deployment, if several run")
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
     add("verify", "check answers and measure speed of what runs", gateway, epilog=VERIFY_EPILOG)
-    _add_verify_options(commands.choices["verify"])
+    add_verify_options(commands.choices["verify"])
     add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
     up = commands.choices["up"]
@@ -181,56 +182,6 @@ def _add_drain_options(drain: argparse.ArgumentParser) -> None:
     drain.add_argument(
         "--timeout", type=float, metavar="S", help="wait at most S seconds (300; with --undo 10)"
     )
-
-
-def _add_verify_options(verify: argparse.ArgumentParser) -> None:
-    verify.add_argument("--model", help="its name (default: the first)")
-    verify.add_argument(
-        "--prompt-tokens",
-        type=_counts,
-        default=(64, 512, 2048),
-        metavar="N,…",
-        help="lengths of the compared prompts (64,512,2048); longer ones than the context are left out",
-    )
-    verify.add_argument(
-        "--streams",
-        type=_streams,
-        default=(1, 2, 4, 8),
-        metavar="N,…",
-        help="concurrent streams to measure (1,2,4,8); 0: measure no load",
-    )
-    verify.add_argument(
-        "--link-gbps",
-        type=float,
-        metavar="N",
-        help="link between workers in Gbit/s",
-    )
-    verify.add_argument("--report", type=Path, metavar="PREFIX", help="write PREFIX.json and PREFIX.html")
-    verify.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S", help="limit of each request (120)"
-    )
-
-
-_MOST_STREAMS = 1024
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """Parse numbers separated by commas."""
-    try:
-        found = tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers separated by commas, as in 1,4,16") from None
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: each number is 1 or more")
-    return found
-
-
-def _streams(text: str) -> tuple[int, ...]:
-    """Parse numbers of concurrent streams, each a thread and a connection. `0` alone: none."""
-    found = () if text.strip() == "0" else _counts(text)
-    if max(found, default=0) > _MOST_STREAMS:
-        raise argparse.ArgumentTypeError(f"{text!r}: at most {_MOST_STREAMS} streams at a time")
-    return found
 
 
 def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | None = None) -> int:
@@ -352,17 +303,19 @@ def _keys(args: argparse.Namespace, output: CommandOutput) -> int:
 def _verify(args: argparse.Namespace, output: CommandOutput) -> int:
     from datetime import UTC, datetime
 
-    from kvasir_platform.cli.commands.verify import verify
+    from kvasir_platform.cli.commands.verify import quality_options, verify
     from kvasir_platform.cli.verify.run import VerifyOptions
 
+    site = _site(args)
     options = VerifyOptions(
         model=args.model,
         prompt_tokens=args.prompt_tokens,
         streams=args.streams,
         link_bytes_per_s=None if args.link_gbps is None else args.link_gbps * 1e9 / 8,
         timeout_s=args.timeout,
+        quality=quality_options(args, site),
     )
-    return verify(options, _site(args), args.report, output, datetime.now(UTC))
+    return verify(options, site, args.report, output, datetime.now(UTC))
 
 
 def _version(output: CommandOutput) -> int:

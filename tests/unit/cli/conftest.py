@@ -15,11 +15,12 @@ import pytest
 @dataclass
 class CannedGateway:
     """`answers` maps a path to status and body, `later` to those that come first, one for each request, with
-    headers of their own, if any; a path that ends in a slash stands for all below it. `keys` has the
-    Authorization header of each request, `posts` the path and body of those that ask for something."""
+    headers of their own, if any; a path that ends in a slash stands for all below it, and a function is
+    called with the body. `keys` has the Authorization header of each request, `posts` the path and body of
+    those that ask for something."""
 
     address: str
-    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
     later: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     keys: list[str | None] = field(default_factory=list)
     posts: list[tuple[str, Any]] = field(default_factory=list)
@@ -29,15 +30,20 @@ class CannedGateway:
 def gateway() -> Iterator[CannedGateway]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            canned.posts.append((self.path, json.loads(body)))
-            self.do_GET()
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            canned.posts.append((self.path, body))
+            self._answer(body)
 
         def do_GET(self) -> None:
+            self._answer(None)
+
+        def _answer(self, sent: Any) -> None:
             canned.keys.append(self.headers.get("authorization"))
             first = canned.later.get(self.path)
             below = self.path[: self.path.rfind("/") + 1]
             known = canned.answers.get(self.path) or canned.answers.get(below, (404, {}))
+            if callable(known):
+                known = known(sent)
             status, body, *headers = first.pop(0) if first else known
             encoded = json.dumps(body).encode()
             self.send_response(status)

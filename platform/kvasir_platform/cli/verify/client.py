@@ -14,10 +14,13 @@ from typing import Any
 from kvasir.core.errors import UpstreamError
 from kvasir_platform.cli.common.gateway_client import key_headers, reason_in
 from kvasir_platform.cli.common.gateway_site import Site
+from kvasir_platform.cli.verify.scores import ScoredToken
 
 _BODY_LIMIT = 64 << 20
 _LIKELY = 2
 """Log-probabilities of each token: of the chosen one and the next."""
+_SCORED = 20
+"""The most that an engine returns by default for each token of a prompt."""
 _TRANSFER = re.compile(r'\btransfer;dur=([\d.]+);desc="(\d+) bytes"')
 
 
@@ -58,6 +61,30 @@ class VerifyClient:
         """Return the tokens of `text`, and the most that a request of the model can have."""
         answer, _ = self._ask("/tokenize", {"model": self._model, "prompt": text})
         return list(answer["tokens"]), int(answer["max_model_len"])
+
+    def tokens(self, text: str, special: bool) -> list[int]:
+        """Return the tokens of `text`, with the model's special tokens or without."""
+        body = {"model": self._model, "prompt": text, "add_special_tokens": special}
+        answer, _ = self._ask("/tokenize", body)
+        return list(answer["tokens"])
+
+    def score(self, prompt: Sequence[int], first: int) -> tuple[ScoredToken, ...]:
+        """Return the log-probabilities of the tokens of `prompt` from number `first` on, which is at least
+        1."""
+        body = self._body(prompt, 1) | {"prompt_logprobs": _SCORED}
+        answer, _ = self._ask("/v1/completions", body)
+        found = answer["choices"][0].get("prompt_logprobs") or ()
+        if len(found) != len(prompt):
+            raise UpstreamError(
+                f"the gateway at {self._site.authority} returned log-probabilities of {len(found)} tokens "
+                f"for a prompt of {len(prompt)}"
+            )
+        return tuple(
+            ScoredToken(
+                each[str(token)]["logprob"], {int(other): one["logprob"] for other, one in each.items()}
+            )
+            for token, each in zip(prompt[first:], found[first:], strict=True)
+        )
 
     def complete(self, prompt: Sequence[int], max_tokens: int, *, whole: bool = False) -> VerifiedCompletion:
         """Return the greedy completion. `whole`: on one worker and without its prefix cache, which is what

@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kvasir_platform.cli.verify.curves import LoadPoint
 from kvasir_platform.cli.verify.run import Verification
+from kvasir_platform.cli.verify.score_file import SUFFIX, write_scores
+from kvasir_platform.cli.verify.scores import QualityFigures
 
 _WIDTH, _HEIGHT, _MARGIN = 360, 200, 44
 _STYLE = (
@@ -23,7 +25,13 @@ _STYLE = (
 
 def as_json(found: Verification) -> dict[str, Any]:
     """Return the report as JSON values. Rates of transfers are in bytes per second."""
-    shown = asdict(found) | {"passed": found.passed}
+    quality = found.options.quality
+    plain = replace(found, options=replace(found.options, quality=None), scored=None)
+    shown = asdict(plain) | {"passed": found.passed}
+    del shown["scored"], shown["options"]["quality"]
+    if quality is not None:
+        shown["options"]["quality_tokens"] = quality.tokens
+        shown["options"]["quality_limits"] = asdict(quality.limits)
     link = found.options.link_bytes_per_s
     for values, sample in zip(shown["transfers"], found.transfers, strict=True):
         values["bytes_per_s"] = sample.bytes_per_s
@@ -33,12 +41,17 @@ def as_json(found: Verification) -> dict[str, Any]:
     return shown
 
 
-def write_report(found: Verification, prefix: Path) -> tuple[Path, Path]:
-    """Write PREFIX.json and PREFIX.html; return both paths. Raises OSError."""
+def write_report(found: Verification, prefix: Path) -> tuple[Path, ...]:
+    """Write PREFIX.json, PREFIX.html and, if accuracy was measured, the scores; return the paths. Raises
+    OSError."""
     data, page = prefix.with_name(f"{prefix.name}.json"), prefix.with_name(f"{prefix.name}.html")
     data.write_text(json.dumps(as_json(found), indent=1) + "\n", encoding="utf-8")
     page.write_text(as_html(found), encoding="utf-8")
-    return data, page
+    if found.scored is None:
+        return data, page
+    scores = prefix.with_name(f"{prefix.name}{SUFFIX}")
+    write_scores(found.scored, scores)
+    return data, page, scores
 
 
 def as_html(found: Verification) -> str:
@@ -58,6 +71,8 @@ def as_html(found: Verification) -> str:
             lambda row: f" class={row[0]}",
         ),
     ]
+    if found.quality is not None:
+        parts += ["<h2>Accuracy on held-out text</h2>", _table(QUALITY_HEAD, quality_rows(found.quality))]
     if found.transfers:
         parts += ["<h2>KV transfer between workers</h2>", _table(TRANSFER_HEAD, transfer_rows(found))]
     if found.curve:
@@ -69,6 +84,26 @@ def as_html(found: Verification) -> str:
             _plot("tokens/s", [(each.streams, each.tokens_per_s) for each in found.curve]),
         ]
     return "\n".join(parts) + "\n"
+
+
+QUALITY_HEAD = ("", "PERPLEXITY", "SAME TOP TOKEN", "KL MEAN", "KL P99 NATS")
+
+
+def quality_rows(found: QualityFigures) -> list[tuple[str, ...]]:
+    """Return the cells of the deployment's row, and of the baseline's."""
+    own, compared = f"{found.perplexity:.4f}", found.comparison
+    if compared is None:
+        return [("this deployment", own, "-", "-", "-")]
+    return [
+        (
+            "this deployment",
+            own,
+            f"{compared.agreement:.2%}",
+            f"{compared.kl_nats:.5f}",
+            f"{compared.kl_p99_nats:.5f}",
+        ),
+        (compared.baseline, f"{compared.perplexity:.4f}", "-", "-", "-"),
+    ]
 
 
 TRANSFER_HEAD = ("PROMPT TOKENS", "BYTES", "MS", "GB/S", "OF THE LINK")

@@ -28,6 +28,10 @@ from kvasir_platform.cli.verify.checks import (
 )
 from kvasir_platform.cli.verify.client import VerifiedCompletion, VerifyClient
 from kvasir_platform.cli.verify.curves import LoadPoint, measure_point
+from kvasir_platform.cli.verify.limits import quality_checks
+from kvasir_platform.cli.verify.quality import QualityOptions, measure_quality
+from kvasir_platform.cli.verify.score_file import ScoredSet
+from kvasir_platform.cli.verify.scores import QualityFigures
 
 OUTPUT_TOKENS = 32
 LOAD_PROMPT_TOKENS = 256
@@ -40,14 +44,15 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What to measure: prompt lengths in tokens, numbers of concurrent streams (none: no load), and the
-    bandwidth of the link between workers in bytes per second, if known."""
+    """What to measure: prompt lengths in tokens, numbers of concurrent streams (none: no load), the
+    bandwidth of the link between workers in bytes per second, if known, and accuracy, if at all."""
 
     model: str | None = None
     prompt_tokens: tuple[int, ...] = (64, 512, 2048)
     streams: tuple[int, ...] = (1, 2, 4, 8)
     link_bytes_per_s: float | None = None
     timeout_s: float = 120.0
+    quality: QualityOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class TransferSample:
 
 @dataclass(slots=True)
 class Verification:
-    """What was found. Times are in seconds."""
+    """What was found. Times are in seconds. `scored` is what a later run compares its accuracy with."""
 
     deployment: str
     model: str
@@ -78,6 +83,8 @@ class Verification:
     transfers: list[TransferSample] = field(default_factory=list)
     predictions: list[PredictionSample] = field(default_factory=list)
     curve: list[LoadPoint] = field(default_factory=list)
+    quality: QualityFigures | None = None
+    scored: ScoredSet | None = None
 
     @property
     def passed(self) -> bool:
@@ -138,6 +145,8 @@ class Verifier:
             again = self._answers(length)
         self._found.checks.append(prefix_hit(again, lengths[-1]))
         self._found.checks.append(prediction_check(self._found.predictions))
+        if self._options.quality is not None:
+            self._accuracy(self._options.quality)
         for streams in self._options.streams:
             self._load(streams)
         self._rest()
@@ -168,6 +177,12 @@ class Verifier:
         if (sample := prediction_of(record)) is not None:
             self._found.predictions.append(sample)
         return str(record["mode"])
+
+    def _accuracy(self, options: QualityOptions) -> None:
+        name = f"{self._found.model} of {self._found.deployment}, {self._found.began}"
+        figures, scored = measure_quality(self._client, name, options, self._longest, self._say)
+        self._found.quality, self._found.scored = figures, scored
+        self._found.checks += quality_checks(figures, options.limits)
 
     def _load(self, streams: int) -> None:
         requests = streams * REQUESTS_A_STREAM
