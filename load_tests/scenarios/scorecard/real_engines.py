@@ -144,18 +144,35 @@ class Stage:
         """Requests that failed over after their worker was lost."""
         return gateway.metric(await gateway.metrics(self.address, self.key), "kvasir_migrations_total")
 
-    async def busiest(self, pool: str) -> LabProcess:
-        """The worker of a pool with the most running requests, at least one."""
-        found: list[dict[str, Any]] = []
+    async def kill_busiest(self, pool: str) -> None:
+        """Kill the worker of a pool with the most running requests, at least one. Raise NotProven.
 
-        async def busy() -> bool:
-            views = (await gateway.workers(self.address, self.key)).values()
-            alive = (view for view in views if view["pool"] == pool and self.workers[view["address"]].alive)
-            found[:] = sorted(alive, key=lambda view: int(view["in_flight"]))[-1:]
-            return bool(found[0]["in_flight"])
+        All workers of the pool are stopped while it is chosen: on a busy machine requests would end between
+        the router's answer and the signal."""
+        alive = {key: each for key, each in self.workers.items() if each.name == pool and each.alive}
+        await gateway.until(lambda: self._busy(alive), REST_S, f"a request on {pool}", self.clock, 0.002)
+        for each in alive.values():
+            await each.freeze()
+        try:
+            # The router has read all that they had sent when it answers a second time.
+            await self._in_flight(alive)
+            requests, address = max((count, key) for key, count in (await self._in_flight(alive)).items())
+            if not requests:
+                raise NotProven(f"all requests on {pool} had ended before the fault")
+            proof = await alive.pop(address).kill()
+        finally:
+            for each in alive.values():
+                await each.thaw()
+        if (proof.state, proof.status) != KILLED:
+            raise NotProven(f"the worker was not killed: {proof}")
 
-        await gateway.until(busy, REST_S, f"a request on {pool}", self.clock, 0.002)
-        return self.workers[found[0]["address"]]
+    async def _busy(self, workers: Mapping[str, LabProcess]) -> bool:
+        return any((await self._in_flight(workers)).values())
+
+    async def _in_flight(self, workers: Mapping[str, LabProcess]) -> dict[str, int]:
+        """Running requests by worker, as the router counts them."""
+        views = await gateway.workers(self.address, self.key)
+        return {key: int(views[key]["in_flight"]) for key in workers}
 
     async def ready(self) -> bool:
         """Whether the router has a session with every worker."""
@@ -325,13 +342,7 @@ async def _survived(
     ended: asyncio.Future[list[None]],
     expected: Callable[[], Awaitable[list[Heard]]],
 ) -> Survived:
-    worker = await stage.busiest(pool)
-    # Before the kill: a busy machine takes long to end a process of this size, and streams end meanwhile.
-    if any(each.finish is not None for each in heard):
-        raise NotProven("streams had ended before the fault")
-    proof = await worker.kill()
-    if (proof.state, proof.status) != KILLED:
-        raise NotProven(f"the worker was not killed: {proof}")
+    await stage.kill_busiest(pool)
     await ended
     moved = int(await stage.moved() - before)
     if not moved:
