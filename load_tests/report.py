@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -25,7 +25,7 @@ REPORTS = Path(__file__).parent / "reports"
 @dataclass(frozen=True, slots=True)
 class Row:
     """One figure. `peer` is the same figure of a peer or a floor in the same run, and `ratio` is value/peer.
-    With `seeds` the row can be reproduced."""
+    With `seeds` the row can be reproduced. `commit` is what was measured; empty until the row is written."""
 
     name: str
     value: float
@@ -38,6 +38,7 @@ class Row:
     spread: tuple[float, float] | None = None
     note: str = ""
     seeds: tuple[int, ...] = ()
+    commit: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -62,12 +63,13 @@ def median(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 def write(name: str, command: str, rows: Sequence[Row], commit: str = "") -> Path:
     """Write NAME.json and NAME.md; return the path of the JSON. `commit` is what was measured, by default the
-    checkout as it is."""
+    checkout as it is. Rows that were read from a report keep theirs."""
+    commit = commit or _commit()
     report = {
         "command": command,
-        "commit": commit or _commit(),
+        "commit": commit,
         "machine": machine(),
-        "rows": [asdict(row) | {"met": row.met} for row in rows],
+        "rows": [asdict(row) | {"commit": row.commit or commit, "met": row.met} for row in rows],
     }
     path = REPORTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,12 +79,14 @@ def write(name: str, command: str, rows: Sequence[Row], commit: str = "") -> Pat
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a report, or none if it does not exist."""
+    """The rows of a report with the commit of each, or none if it does not exist."""
     if not path.exists():
         return []
     found = []
-    for stored in json.loads(path.read_text())["rows"]:
+    report = json.loads(path.read_text())
+    for stored in report["rows"]:
         values = {key: stored[key] for key in Row.__slots__ if key in stored}
+        values["commit"] = stored.get("commit") or report["commit"]
         values["seeds"] = tuple(stored.get("seeds", ()))
         values["spread"] = None if stored.get("spread") is None else tuple(stored["spread"])
         found.append(Row(**values))
@@ -101,12 +105,18 @@ def render(path: Path) -> Path:
         "| --- | ---: | --- | --- | ---: | ---: | ---: | --- |",
     ]
     lines += [_line(row) for row in report["rows"]]
-    notes = [f"- {row['name']}: {row['note']}" for row in report["rows"] if row.get("note")]
+    notes = [f"- {row['name']}: {note}" for row in report["rows"] if (note := _note(row, report["commit"]))]
     if notes:
         lines += ["", "Notes", "", *notes]
     table = path.with_suffix(".md")
     table.write_text("\n".join(lines) + "\n")
     return table
+
+
+def _note(row: dict[str, Any], commit: str) -> str:
+    own = row.get("commit") or commit
+    at = "" if own == commit else f"measured at `{own}`"
+    return "; ".join(each for each in (at, row.get("note")) if each)
 
 
 def _line(row: dict[str, object]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from load_tests.report import Row, median, read, write
+from load_tests.report import REPORTS, Row, median, read, write
 from load_tests.scenarios.gateway.alternating import path_costs, unit_of
 from load_tests.scenarios.gateway.processes import ProcessError
 from load_tests.scenarios.gateway.systems import packages_of
@@ -172,6 +173,22 @@ def measure(scenarios: Sequence[str], trees: tuple[Path, Path], rounds: int) -> 
     return [row for each in ordered for row in rows_of(each, found[each, base], found[each, head])]
 
 
+def others(report: Path, command: str, scenarios: Sequence[str]) -> list[Row]:
+    """The rows of other scenarios in the last report, if its command compared with the same base."""
+    if not report.exists() or json.loads(report.read_text())["command"] != command:
+        return []
+    return [row for row in read(report) if _scenario(row) not in scenarios]
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """The rows in the order of the scenarios."""
+    return sorted(rows, key=lambda row: NAMES.index(_scenario(row)))
+
+
+def _scenario(row: Row) -> str:
+    return row.name.partition(":")[0]
+
+
 def main() -> None:
     """Measure, write the report and print its table."""
     parser = argparse.ArgumentParser(
@@ -180,7 +197,11 @@ def main() -> None:
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("--head", default="HEAD", help="the commit that is compared (the last one)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"runs of each commit ({ROUNDS})")
-    parser.add_argument("--only", default=",".join(NAMES), help="some of " + ",".join(NAMES))
+    parser.add_argument(
+        "--only",
+        default=",".join(NAMES),
+        help=f"some of {','.join(NAMES)}; the report keeps its rows of the others",
+    )
     parser.add_argument("--no-report", action="store_true", help="print, and write no report")
     args = parser.parse_args()
     scenarios = args.only.split(",")
@@ -201,7 +222,9 @@ def main() -> None:
             compared = f"{row.value:.4g} {row.unit}, base {row.peer:.4g}, ratio {row.ratio:.3f}"
             print(f"{row.name}: {compared}; {row.note}")
         return
-    report = write("paired", f"make bench-paired BASE={base}", rows, head)
+    command = f"make bench-paired BASE={base}"
+    rows = in_order([*rows, *others(REPORTS / "paired.json", command, scenarios)])
+    report = write("paired", command, rows, head)
     print(report.with_suffix(".md").read_text())
 
 

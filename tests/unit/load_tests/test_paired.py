@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from load_tests import report
+from load_tests.report import Row
 from load_tests.scenarios import paired
-from load_tests.scenarios.paired import Figure, measure, printed, rows_of
+from load_tests.scenarios.paired import Figure, in_order, measure, others, printed, rows_of
 
 QUICK = """\
 request, 100 B: 0.4812 CPU s/1k (target 0.2, peer None) 32 connections
@@ -63,3 +65,19 @@ def test_what_is_measured_in_turn_replaces_those_rows_of_the_gateway_benchmark_a
     ]
     assert rows[0].unit == "CPU s/1k"
     assert (rows[0].peer, rows[0].value, rows[0].ratio) == (2.0, 1.0, 0.5)
+
+
+def test_a_report_keeps_the_rows_that_were_not_measured_again_and_says_their_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "REPORTS", tmp_path)
+    first = [Row(f"{scenario}: request", 2.0, "ms", "lower") for scenario in ("routers", "edge")]
+    path = report.write("paired", "bench BASE=a", first, "old")
+    rows = [Row("edge: request", 1.0, "ms", "lower"), *others(path, "bench BASE=a", ["edge"])]
+    report.write("paired", "bench BASE=a", in_order(rows), "new")
+    assert [(row.name, row.value, row.commit) for row in report.read(path)] == [
+        ("routers: request", 2.0, "old"),
+        ("edge: request", 1.0, "new"),
+    ]
+    assert "- routers: request: measured at `old`" in path.with_suffix(".md").read_text()
+    assert others(path, "bench BASE=b", ["edge"]) == []
