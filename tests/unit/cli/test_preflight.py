@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.kit.model_folder import write_safetensors
+from tests.kit.hub_server import Hub, serving
+from tests.kit.model_folder import write_model, write_safetensors
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.tensors import TensorHeader
@@ -260,6 +261,36 @@ def test_a_model_to_download_is_a_warning_and_offline_an_error() -> None:
     finding = the_trouble(offline, "model.source=a/b")
     assert finding.level == "error"
     assert "HF_HUB_OFFLINE" in finding.message
+
+
+def test_a_model_to_download_of_which_nothing_is_known_says_why() -> None:
+    absent = replace(SOUND, model=ModelProbe(to_download=True, unknown="the Hub does not answer: refused"))
+    finding = the_trouble(absent, "model.source=a/b")
+    assert finding.level == "warning"
+    assert finding.message.endswith("whether it can be served is not known: the Hub does not answer: refused")
+
+
+def test_a_download_larger_than_the_free_space_of_the_cache_is_an_error() -> None:
+    full = replace(MODEL, folder="a/b", to_download=True, weight_bytes=3 * GIB, cache="/c", cache_free=GIB)
+    _, finding = troubles(replace(SOUND, model=full), "model.source=a/b")
+    assert finding.level == "error"
+    assert finding.message == "/c has 1.0 GiB free, and the download needs 3.0 GiB"
+    assert "HF_HOME" in finding.remedy
+
+
+def test_a_model_on_the_hub_is_examined_before_it_is_downloaded(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", {"architectures": ["NoSuchModel"], "model_type": "none"})
+    (folder / "tokenizer.json").rename(folder / "tekken.json")
+    with serving(Hub({"maker/model": folder})) as hub:
+        found = probe_model("maker/model", "main", hub.url)
+        gone = probe_model("maker/gone", "main", hub.url)
+    messages = {f.message: f for f in troubles(replace(SOUND, model=found), "model.source=maker/model")}
+    assert any("the start will download 0 MiB of weights first" in each for each in messages)
+    assert any("NoSuchModel" in each and f.level == "error" for each, f in messages.items())
+    (tokenizer,) = (f for each, f in messages.items() if "tekken.json" in each)
+    assert tokenizer.remedy.startswith("download it (hf download maker/model --local-dir model), write one (")
+    missing = the_trouble(replace(SOUND, model=gone), "model.source=maker/gone")
+    assert (missing.level, missing.remedy[:20]) == ("error", "correct model.source")
 
 
 def test_an_engine_on_two_nodes_reserves_on_this_machine_what_both_take() -> None:

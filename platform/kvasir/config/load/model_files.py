@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvasir.checkpoint.model_config import read_model_config
+from kvasir.config.load.hub import cached_or_fetched
 from kvasir.core.errors import ConfigError
 
 SHIPPED_MODEL = "kvasir-tiny"
@@ -36,7 +37,7 @@ def resolve_model(
             f"{named} is not a folder; name a folder in Hugging Face form, "
             f"an id such as `owner/model`, or `{SHIPPED_MODEL}`"
         )
-    return _checked(_from_hub(source, revision, download, named), named)
+    return _checked(cached_or_fetched(source, revision, download, named), named)
 
 
 def chat_template(folder: Path, *, tools: bool = False) -> str:
@@ -124,39 +125,6 @@ def matryoshka(folder: Path, trained: bool | None = None) -> Matryoshka | None:
 
 def _shipped_folder() -> Path:
     return Path(__file__).resolve().parents[4] / "models" / SHIPPED_MODEL
-
-
-def _from_hub(source: str, revision: str, download: bool, named: str) -> Path:
-    try:
-        # Imported here: the router serves local folders without huggingface_hub installed.
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise ConfigError(
-            f"{named} is no folder, and huggingface_hub is not installed to fetch it; "
-            "install huggingface_hub or name a folder"
-        ) from error
-    # Code is run only with model.trust_remote_code.
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
-    try:
-        return Path(
-            snapshot_download(source, revision=revision, allow_patterns=patterns, local_files_only=True)
-        )
-    except LocalEntryNotFoundError as error:
-        if not download:
-            raise ConfigError(
-                f"{named} (revision {revision}) is not in the local Hugging Face cache",
-                code="model_not_cached",
-            ) from error
-    except HFValidationError as error:
-        raise ConfigError(f"{named} is neither a folder nor a Hugging Face id") from error
-    try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"{named} (revision {revision}) is not in the local Hugging Face cache "
-            f"and could not be fetched: {error}"
-        ) from error
 
 
 def _checked(folder: Path, named: str) -> Path:

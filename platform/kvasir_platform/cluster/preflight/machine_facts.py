@@ -14,15 +14,22 @@ from kvasir_platform.cluster.preflight.tiers import TierProbe
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
     """The files in the model's folder. `problem` is why they cannot be used ("" if they can), and
-    `weights_problem` why the weights cannot; `to_download` means that a start has to download them first.
-    `weight_bytes` is the size of all tensors as stored, and `weights` what ranks divide. `config` is there
-    unless there is a problem; `files` are the names in the folder."""
+    `weights_problem` why the weights cannot. `weight_bytes` is the size of all tensors as stored, and
+    `weights` what ranks divide. `config` is there unless there is a problem; `files` are the names in the
+    folder.
+
+    `to_download` means that a start has to download them first, to the folder `cache`, which has `cache_free`
+    bytes free. `folder` is then the model's id, and there is no `config` if the Hub could not be asked, for
+    the reason in `unknown`."""
 
     folder: str = ""
     problem: str = ""
     weights_problem: str = ""
     to_download: bool = False
     offline: bool = False
+    unknown: str = ""
+    cache: str = ""
+    cache_free: int = 0
     weight_bytes: int = 0
     weights: tuple[WeightPart, ...] = ()
     config: ModelConfig | None = None

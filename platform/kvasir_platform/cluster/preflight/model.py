@@ -46,10 +46,12 @@ def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bo
             "name a commit in model.revision whose code you have read, or leave it out",
         )
     if model.to_download:
-        yield _to_download(view, model)
-        return
+        yield from _to_download(view, model)
+        if model.config is None:
+            return
     if model.problem or model.config is None:
-        yield Finding("model", "error", model.problem, "correct model.source")
+        message, _, remedy = model.problem.partition("; ")
+        yield Finding("model", "error", message, remedy or "correct model.source")
         return
     problems = [*_tokenizer(model), *_weights(view, model), *_parsers(view, model)]
     problems += (
@@ -57,18 +59,33 @@ def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bo
     )
     yield from problems
     if not problems:
-        weights = f" ({size_text(model.weight_bytes)} of weights)" if model.weight_bytes else ""
-        yield Finding("model", "ok", f"{model.folder}{weights}")
+        if not model.to_download:
+            weights = f" ({size_text(model.weight_bytes)} of weights)" if model.weight_bytes else ""
+            yield Finding("model", "ok", f"{model.folder}{weights}")
         if lacks_torchvision:
             yield from _image_processor(model.config)
 
 
-def _to_download(view: Deployment, model: ModelProbe) -> Finding:
+def _to_download(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
     message = f"{view.model.source} (revision {view.model.revision}) is not in the Hugging Face cache"
     if model.offline:
         remedy = "unset HF_HUB_OFFLINE, download it elsewhere, or name a folder in model.source"
-        return Finding("model", "error", f"{message}, and HF_HUB_OFFLINE forbids the download", remedy)
-    return Finding("model", "warning", f"{message}: the start will download it first")
+        yield Finding("model", "error", f"{message}, and HF_HUB_OFFLINE forbids the download", remedy)
+    elif model.unknown:
+        yield Finding(
+            "model", "warning", f"{message}; whether it can be served is not known: {model.unknown}"
+        )
+    else:
+        size = f"{size_text(model.weight_bytes)} of weights" if model.weight_bytes else "its weights"
+        yield Finding("model", "warning", f"{message}: the start will download {size} first")
+    if model.weight_bytes > model.cache_free:
+        yield Finding(
+            "model",
+            "error",
+            f"{model.cache} has {size_text(model.cache_free)} free, and the download needs "
+            f"{size_text(model.weight_bytes)}",
+            "make room, or set HF_HOME to a folder with more",
+        )
 
 
 def _tokenizer(model: ModelProbe) -> Iterator[Finding]:
@@ -80,16 +97,20 @@ def _tokenizer(model: ModelProbe) -> Iterator[Finding]:
         yield Finding("model", "error", message, "add tokenizer.json from the model's repository")
         return
     kind, code = _TOKENIZERS[other]
-    yield Finding(
-        "model",
-        "error",
-        f"{model.folder} has {kind} ({other}), and Kvasir reads tokenizer.json only",
-        f'write one: python -c "{code.format(model.folder)}"',
-    )
+    message = f"{model.folder} has {kind} ({other}), and Kvasir reads tokenizer.json only"
+    if not model.to_download:
+        remedy = f'write one: python -c "{code.format(model.folder)}"'
+    else:
+        folder = model.folder.rpartition("/")[2]
+        remedy = (
+            f"download it (hf download {model.folder} --local-dir {folder}), "
+            f'write one (python -c "{code.format(folder)}"), and set model.source=./{folder}'
+        )
+    yield Finding("model", "error", message, remedy)
 
 
 def _parsers(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
-    if "tokenizer.json" not in model.files:
+    if "tokenizer.json" not in model.files or model.to_download:
         return
     try:
         with_parsers(view, Path(model.folder))

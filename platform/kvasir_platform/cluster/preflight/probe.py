@@ -17,6 +17,7 @@ import psutil
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.checks.all2all import KERNEL_MODULES
+from kvasir.config.load.hub import HubUnreachableError, hub_files
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.parallel_support import has_module
 from kvasir.config.spec.deployment import Deployment
@@ -84,14 +85,15 @@ def probe_port(host: str, port: int) -> PortProbe:
     return PortProbe()
 
 
-def probe_model(source: str, revision: str) -> ModelProbe:
-    """Inspect the model's files; nothing is downloaded."""
+def probe_model(source: str, revision: str, hub: str | None = None) -> ModelProbe:
+    """Inspect the model's files, or what the Hub says of them; no weights are downloaded. `hub` is the Hub's
+    address if it is not the default."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     try:
         folder = resolve_model(source, revision, download=False)
     except ConfigError as error:
         if error.code == "model_not_cached":
-            return ModelProbe(to_download=True, offline=offline)
+            return ModelProbe(to_download=True, offline=True) if offline else _on_hub(source, revision, hub)
         return ModelProbe(problem=error.message)
     try:
         config = read_model_config(folder)
@@ -108,6 +110,27 @@ def probe_model(source: str, revision: str) -> ModelProbe:
         weights=weight_parts(config, tensors),
         config=config,
         files=frozenset(path.name for path in folder.iterdir()),
+    )
+
+
+def _on_hub(source: str, revision: str, hub: str | None) -> ModelProbe:
+    try:
+        found = hub_files(source, revision, hub)
+    except HubUnreachableError as error:
+        return ModelProbe(folder=source, to_download=True, unknown=error.message)
+    except ConfigError as error:
+        return ModelProbe(problem=error.message)
+    whole = any(name.endswith(".safetensors") for name in found.files)
+    return ModelProbe(
+        folder=source,
+        to_download=True,
+        weights_problem="" if whole else f"{source} has no safetensors files",
+        weight_bytes=sum(tensor.nbytes for tensor in found.tensors),
+        weights=weight_parts(found.config, found.tensors),
+        config=found.config,
+        files=found.files,
+        cache=found.cache,
+        cache_free=found.free_bytes,
     )
 
 
