@@ -129,8 +129,11 @@ class Kubelet:
     def _value(self, variable: Object, place: Mapping[str, Path], ip: str) -> str:
         if "value" in variable:
             return self._here(variable["value"], place)
-        assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-        return ip
+        path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+        if path == "spec.nodeName":
+            return "node"
+        # The pod has no label of its node: then the kubelet sets an empty variable.
+        return "" if path.startswith("metadata.labels['") else {"status.podIP": ip}[path]
 
     def _here(self, text: str, place: Mapping[str, Path]) -> str:
         """The text with paths and names as they are on this machine."""

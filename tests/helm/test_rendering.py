@@ -274,3 +274,23 @@ def test_streams_pass_an_ingress_and_a_gateway_unbuffered_and_unbounded() -> Non
     assert int(notes["nginx.ingress.kubernetes.io/proxy-read-timeout"]) >= 3600
     (route,) = release.of_kind("HTTPRoute")
     assert route["spec"]["rules"][0]["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+
+
+def test_a_worker_learns_its_place_from_its_own_pod_and_needs_no_permission() -> None:
+    labels = {"rack": "topology.example.com/rack", "zone": "example.com/room"}
+    release = render({"config": {"discovery": {"kubernetes": {"node_labels": labels}}}})
+    for pod in release.pods():
+        named = {variable["name"]: variable for variable in pod.spec["containers"][0].get("env", [])}
+        paths = {
+            name: named[name]["valueFrom"]["fieldRef"]["fieldPath"]
+            for name in ("KVASIR_NODE", "KVASIR_ZONE", "KVASIR_RACK", "KVASIR_NVLINK_DOMAIN")
+            if name in named
+        }
+        assert paths == {
+            "KVASIR_NODE": "spec.nodeName",
+            "KVASIR_ZONE": "metadata.labels['example.com/room']",
+            "KVASIR_RACK": "metadata.labels['topology.example.com/rack']",
+            "KVASIR_NVLINK_DOMAIN": "metadata.labels['nvidia.com/gpu.clique']",
+        } or (not paths and pod.component != "worker")
+    assert release.of_kind("ClusterRole") == []
+    assert "KVASIR_RACK" not in str(render({}).objects)

@@ -13,6 +13,29 @@
 {{- omit (include "kvasir.labels" . | fromYaml) "app.kubernetes.io/name" | toYaml -}}
 {{- end -}}
 
+{{/* Where a worker's pod runs. A label that the pod does not have is an empty variable. */}}
+{{- define "kvasir.ray.place" -}}
+{{- $labels := dig "discovery" "kubernetes" "node_labels" (dict) . -}}
+- name: KVASIR_NODE
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: KVASIR_ZONE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.labels['{{ default "topology.kubernetes.io/zone" $labels.zone }}']
+{{- with $labels.rack }}
+- name: KVASIR_RACK
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.labels['{{ . }}']
+{{- end }}
+- name: KVASIR_NVLINK_DOMAIN
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.labels['{{ default "nvidia.com/gpu.clique" $labels.nvlink_domain }}']
+{{- end -}}
+
 {{- define "kvasir.ray.mounts" -}}
 - name: config
   mountPath: /etc/kvasir/config
@@ -146,6 +169,7 @@ spec:
           valueFrom:
             fieldRef:
               fieldPath: status.podIP
+        {{- include "kvasir.ray.place" .spec | nindent 8 }}
         {{- with $own.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

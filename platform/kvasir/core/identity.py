@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from kvasir.core.golden import GoldenPrompt, golden_conflicts
+from kvasir.core.locality import NOWHERE, Locality
 from kvasir.core.requests import Role
 
 PROTOCOL_VERSION = 4
@@ -105,7 +106,7 @@ class WorkerIdentity:
     `transfer` is the name of the transfer adapter, "" for none. `reports_kv`: whether it sends KvBatches and
     snapshots. `golden` is empty if the engine has no tokenizer. `model_parameters` and `model_bytes` cover
     all ranks of one replica, 0 if unknown. Workers with the same `shared_tier` (address and block properties)
-    use the same remote tier; "" for none.
+    use the same remote tier; "" for none. `locality` is that of the replica's first node.
     """
 
     worker_id: str
@@ -131,6 +132,7 @@ class WorkerIdentity:
     model_parameters: int = 0
     model_bytes: int = 0
     shared_tier: str = ""
+    locality: Locality = NOWHERE
 
 
 def registration_conflicts(

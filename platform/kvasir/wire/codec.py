@@ -16,6 +16,7 @@ from kvasir.core.errors import ProtocolError
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
+from kvasir.core.locality import Locality, Nic, NicProtocol
 from kvasir.core.messages import (
     Abort,
     Draining,
@@ -42,6 +43,7 @@ T = TypeVar("T")
 SERVICE: str = session_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 """Full name of the gRPC service; its methods are `Session` and `Snapshot`."""
 
+_NIC = message(Nic, identity_pb2.Nic, protocol=enum("protocol", NicProtocol, identity_pb2.NicProtocol))
 _IDENTITY = message(
     WorkerIdentity,
     identity_pb2.WorkerIdentity,
@@ -49,6 +51,7 @@ _IDENTITY = message(
     kv=message(KvLayout, identity_pb2.KvLayout),
     golden=message(GoldenPrompt, identity_pb2.GoldenPrompt),
     hardware=message(Hardware, identity_pb2.Hardware),
+    locality=message(Locality, identity_pb2.Locality, nics=_NIC),
 )
 _HELLO = message(Hello, session_pb2.Hello)
 _WELCOME = message(Welcome, session_pb2.Welcome, identity=_IDENTITY)

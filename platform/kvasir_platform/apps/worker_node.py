@@ -36,6 +36,7 @@ from kvasir.telemetry.leg_spans import otlp_leg_recorder
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.apps.common.kv_size import with_kv_size
+from kvasir_platform.apps.common.locality import locality_of
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.common.pod import POD, at_pod, host_port
 from kvasir_platform.apps.common.session_token import session_token
@@ -47,6 +48,7 @@ from kvasir_workers.engines.vllm.setup.arguments import threads_per_rank
 from kvasir_workers.pool.progress import WatchedEngine
 from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
 from kvasir_workers.server.sessions import SessionHost, SessionHostLimits
+from kvasir_workers.transfer.common.nics import nics
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +137,7 @@ class WorkerNode:
         files = worker_files(deployment, pool_name)
         view = worker_view(deployment, pool_name, max(1, int(usable_cpus())), alone=alone)
         view = with_kv_size(deployment, view, pool_name, free=available_memory()[0], alone=alone)
+        locality = locality_of(deployment.pool(pool_name), os.environ, nics())
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         built = build_engine(view, view.pool(pool_name), clock, place)
         spans = otlp_leg_recorder(deployment.telemetry.otlp_endpoint, deployment.name, worker_id)
@@ -146,7 +149,12 @@ class WorkerNode:
             heartbeat_s=spec.heartbeat_s,
         )
         host = await SessionHost.start(
-            engine, worker_id=worker_id, epoch=time.time_ns() // 1000, clock=clock, limits=limits
+            engine,
+            worker_id=worker_id,
+            epoch=time.time_ns() // 1000,
+            clock=clock,
+            limits=limits,
+            locality=locality,
         )
         server = GrpcServer(
             host.serve,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.kv import KvBatch, Medium, TierLoad
+from kvasir.core.locality import MAX_NAME, MAX_NICS, Locality, Nic, NicProtocol
 from kvasir.core.messages import (
     Abort,
     Draining,
@@ -208,6 +209,15 @@ LAYOUT = st.builds(
     bytes_per_block=U64,
     tensor_parallel_size=U32,
 )
+PLACE = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_NAME)
+LOCALITY = st.builds(
+    Locality,
+    node=PLACE,
+    zone=PLACE,
+    rack=PLACE,
+    nvlink_domain=PLACE,
+    nics=tuples(st.builds(Nic, name=PLACE, protocol=st.sampled_from(NicProtocol), bits_per_s=U64)),
+)
 IDENTITY = st.builds(
     WorkerIdentity,
     worker_id=TEXT,
@@ -231,6 +241,7 @@ IDENTITY = st.builds(
     model_parameters=U64,
     model_bytes=U64,
     shared_tier=TEXT,
+    locality=LOCALITY,
 )
 WELCOME = st.builds(Welcome, session_id=TEXT, resumed=st.booleans(), received_seq=U64, identity=IDENTITY)
 
@@ -359,3 +370,19 @@ def test_a_value_of_ours_that_does_not_fit_is_a_protocol_error(changed: dict[str
     request = EngineRequest("r", token_ids([1]), sampling)
     with pytest.raises(ProtocolError):
         encode_to_worker(RouterFrame(1, 0, Submit((request,))))
+
+
+def test_a_worker_whose_place_has_too_long_a_name_or_too_many_nics_is_refused() -> None:
+    message = session_pb2.SessionResponse()
+    identity = message.welcome.identity
+    identity.role = identity_pb2.ROLE_BOTH
+    identity.locality.zone = "z" * MAX_NAME
+    assert decode_to_router(message.SerializeToString())
+    identity.locality.zone = "z" * (MAX_NAME + 1)
+    with pytest.raises(ProtocolError, match="more than 253 characters"):
+        decode_to_router(message.SerializeToString())
+    identity.locality.zone = ""
+    for _ in range(MAX_NICS + 1):
+        identity.locality.nics.add(name="eth0", protocol=identity_pb2.NIC_PROTOCOL_ETHERNET)
+    with pytest.raises(ProtocolError, match="33 NICs are more than 32"):
+        decode_to_router(message.SerializeToString())

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import PROTOCOL_VERSION, WorkerIdentity
 from kvasir.core.kv import KvBatch, KvSnapshotPart
+from kvasir.core.locality import NOWHERE, Locality
 from kvasir.core.messages import (
     Abort,
     Goodbye,
@@ -99,8 +100,10 @@ class SessionHost:
         epoch: int,
         clock: Clock,
         limits: SessionHostLimits | None = None,
+        locality: Locality = NOWHERE,
     ) -> SessionHost:
-        """Start the engine with its sessions. Raise ConfigError if the engine cannot start."""
+        """Start the engine, which runs at `locality`, with its sessions. Raise ConfigError if the engine
+        cannot start."""
         hosts: list[SessionHost] = []
 
         def sink(batch: StepBatch) -> None:
@@ -108,6 +111,7 @@ class SessionHost:
                 host.deliver(batch)
 
         identity = await engine.start(sink, worker_id=worker_id, epoch=epoch)
+        identity = replace(identity, locality=locality)
         hosts.append(cls(engine, identity, clock, limits))
         return hosts[0]
 

@@ -6,7 +6,7 @@ The chart and the router share the labels.
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,27 @@ POOL_LABEL = "kvasir.dev/pool"
 _REDIS = re.compile(
     r"(?:rediss?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
 )
+
+
+LabelKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        max_length=317,
+    ),
+]
+
+
+class NodeLabelsSpec(Spec):
+    """Node labels from which the location of workers is known. The chart passes the labels of the same names
+    of each pod to its worker: Kubernetes copies the zone from node to pod (from 1.35 by default), and an
+    admission policy can copy the others."""
+
+    zone: LabelKey = "topology.kubernetes.io/zone"
+    rack: LabelKey | None = None
+    """No default, because providers use different labels. Racks need unique names only within a zone."""
+    nvlink_domain: LabelKey = "nvidia.com/gpu.clique"
+    """The default is set by NVIDIA's GPU operator on nodes with NVLink between nodes."""
 
 
 class KubernetesDiscoverySpec(Spec):
@@ -38,6 +59,7 @@ class KubernetesDiscoverySpec(Spec):
     request, so they can be rotated."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=60)
     """Timeout of requests to the API server."""
+    node_labels: NodeLabelsSpec = NodeLabelsSpec()
     resync_s: float = Field(default=300.0, ge=30, le=86_400)
     """Interval between full lists, in addition to the watch."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -192,6 +192,21 @@ class EngineSpec(Spec):
         return self
 
 
+LabelValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
+
+
+class TopologySpec(Spec):
+    """Where all replicas of a pool run, where a `nodeSelector` or the machine determines it. Unset fields are
+    read by each worker from its environment: KVASIR_ZONE, KVASIR_RACK and KVASIR_NVLINK_DOMAIN."""
+
+    zone: LabelValue | None = None
+    """Zone, as in the node label `topology.kubernetes.io/zone`."""
+    rack: LabelValue | None = None
+    """Rack within the zone."""
+    nvlink_domain: LabelValue | None = None
+    """GPUs that reach each other over NVLink, as in the node label `nvidia.com/gpu.clique`."""
+
+
 class PoolSpec(Spec):
     """Replicas with the same role and engine settings."""
 
@@ -215,6 +230,7 @@ class PoolSpec(Spec):
     gpu: str | None = None
     """The GPU that the pool is sized for, such as `H100` or `L4`, where it is not present when the spec is
     checked. Default: the GPUs of the machine."""
+    topology: TopologySpec = TopologySpec()
 
     @model_validator(mode="after")
     def _known_gpu(self) -> Self:

@@ -14,11 +14,20 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_DECODE: _ClassVar[Role]
     ROLE_BOTH: _ClassVar[Role]
     ROLE_EMBED: _ClassVar[Role]
+
+class NicProtocol(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NIC_PROTOCOL_UNSPECIFIED: _ClassVar[NicProtocol]
+    NIC_PROTOCOL_RDMA: _ClassVar[NicProtocol]
+    NIC_PROTOCOL_ETHERNET: _ClassVar[NicProtocol]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
 ROLE_BOTH: Role
 ROLE_EMBED: Role
+NIC_PROTOCOL_UNSPECIFIED: NicProtocol
+NIC_PROTOCOL_RDMA: NicProtocol
+NIC_PROTOCOL_ETHERNET: NicProtocol
 
 class KvLayout(_message.Message):
     __slots__ = ("block_size", "dtype", "layout", "layers", "kv_heads", "head_size", "bytes_per_block", "tensor_parallel_size")
@@ -64,8 +73,32 @@ class Hardware(_message.Message):
     bytes_per_s: float
     def __init__(self, device: _Optional[str] = ..., devices: _Optional[int] = ..., flops: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
+class Nic(_message.Message):
+    __slots__ = ("name", "protocol", "bits_per_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    BITS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    protocol: NicProtocol
+    bits_per_s: int
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[_Union[NicProtocol, str]] = ..., bits_per_s: _Optional[int] = ...) -> None: ...
+
+class Locality(_message.Message):
+    __slots__ = ("node", "zone", "rack", "nvlink_domain", "nics")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    NICS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    zone: str
+    rack: str
+    nvlink_domain: str
+    nics: _containers.RepeatedCompositeFieldContainer[Nic]
+    def __init__(self, node: _Optional[str] = ..., zone: _Optional[str] = ..., rack: _Optional[str] = ..., nvlink_domain: _Optional[str] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ...) -> None: ...
+
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version", "reports_kv", "golden", "hardware", "model_parameters", "model_bytes", "shared_tier")
+    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version", "reports_kv", "golden", "hardware", "model_parameters", "model_bytes", "shared_tier", "locality")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +122,7 @@ class WorkerIdentity(_message.Message):
     MODEL_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MODEL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARED_TIER_FIELD_NUMBER: _ClassVar[int]
+    LOCALITY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     pool: str
@@ -112,4 +146,5 @@ class WorkerIdentity(_message.Message):
     model_parameters: int
     model_bytes: int
     shared_tier: str
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ..., reports_kv: _Optional[bool] = ..., golden: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., model_parameters: _Optional[int] = ..., model_bytes: _Optional[int] = ..., shared_tier: _Optional[str] = ...) -> None: ...
+    locality: Locality
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ..., reports_kv: _Optional[bool] = ..., golden: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., model_parameters: _Optional[int] = ..., model_bytes: _Optional[int] = ..., shared_tier: _Optional[str] = ..., locality: _Optional[_Union[Locality, _Mapping]] = ...) -> None: ...

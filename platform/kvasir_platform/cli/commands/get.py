@@ -7,6 +7,7 @@ from typing import Any
 from kvasir_platform.cli.common.gateway_client import workers
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput, number, table
+from kvasir_platform.cli.common.place import with_places
 from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
 
 _HEAD = (
@@ -22,7 +23,8 @@ def get_workers(site: Site, output: CommandOutput) -> int:
     found = workers(site)
     output.data(list(found))
     if found:
-        output.text(table(_HEAD, [_row(worker) for worker in found], _NUMBERS))
+        head, rows = with_places(_HEAD, [_row(worker) for worker in found], found)
+        output.text(table(head, rows, _NUMBERS))
     else:
         output.text("the router knows no worker; `kvasir status` shows replicas that have not joined")
     return 0

@@ -13,6 +13,7 @@ from kvasir.core.errors import KvasirError
 from kvasir_platform.cli.common.gateway_client import workers
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput, duration, size, table
+from kvasir_platform.cli.common.place import with_places
 from kvasir_platform.cli.common.running import chosen_deployments
 from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
 from kvasir_platform.cluster.local.runtime_dir import DeploymentState, ProcessRecord, RuntimeDir
@@ -104,7 +105,8 @@ def _print(report: dict[str, Any], output: CommandOutput) -> None:
         output.text(f"  {report['problem']}")
     if report["workers"]:
         head = ("WORKER", "POOL", "STATE", "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "TIERS", "REASON")
-        output.text("\n" + table(head, [worker_row(worker) for worker in report["workers"]]))
+        workers = report["workers"]
+        output.text("\n" + table(*with_places(head, [worker_row(worker) for worker in workers], workers)))
     if report["replicas"]:
         columns = ("replica_id", "pool", "state", "detail")
         rows = [tuple(each[column] for column in columns) for each in report["replicas"]]

@@ -81,6 +81,7 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "assigned": view.assigned,
         "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
         "hardware": None if identity is None else asdict(identity.hardware),
+        "locality": None if identity is None else asdict(identity.locality),
         "epoch": None if identity is None else identity.epoch,
         "load": view.load,
         "kv": None if view.kv is None else _kv(view.kv, now),
