@@ -5,10 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.locality import KNOWN_LINKS, LinkClass
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request
 from kvasir.core.session_link import LinkLimits
@@ -19,6 +21,7 @@ from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.session import Dialer
 from kvasir_router.admission.from_spec import rules_of
 from kvasir_router.decide import CostRates, RateBook, make_policy, rates_of
+from kvasir_router.decide.links import LinkSetting, link_rates_of
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.embeddings.machine import EmbeddingMachine
 from kvasir_router.fast_path import FastPath
@@ -56,7 +59,7 @@ def make_machine(
             predicted_ttl_s=routing.predicted_ttl_s,
             shared_keep_s=0.0 if redis is None else redis.ttl_s,
         ),
-        RateBook(priors),
+        RateBook(priors, partial(link_rates_of, settings=_link_settings(deployment))),
         hash_blocks=hash_blocks,
         expected_output_tokens=deployment.gateway.default_max_tokens,
         index_modes={pool.name: IndexMode(pool.kv_index) for pool in deployment.pools},
@@ -64,6 +67,12 @@ def make_machine(
         health=routing.health,
     )
     return RequestMachine(fleet, _limits_of(deployment), rules_of(deployment))
+
+
+def _link_settings(deployment: Deployment) -> dict[LinkClass, LinkSetting]:
+    links = deployment.transfer.links
+    specs = {link: getattr(links, link.label) for link in KNOWN_LINKS}
+    return {link: LinkSetting(spec.bytes_per_s, spec.latency_s) for link, spec in specs.items()}
 
 
 def make_embedding_machine(deployment: Deployment, rng: Rng) -> EmbeddingMachine:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvasir.core.kv import KvStatus
+from kvasir.core.locality import LinkClass
 from kvasir.native import TreeStats
-from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, HealthView
+from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, HealthView, LinkTransfers
 from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.work import Worker
 from kvasir_router.requests.events import Effect, Event
@@ -30,6 +31,14 @@ class HealthOf(Protocol):
         ...
 
 
+class TransferCountsView(Protocol):
+    """Counts of the KV that workers received."""
+
+    def totals(self) -> Mapping[LinkClass, LinkTransfers]:
+        """Return the counts of each class of link over which anything was received."""
+        ...
+
+
 class FleetView(Protocol):
     """The workers of a machine."""
 
@@ -43,6 +52,9 @@ class FleetView(Protocol):
 
     @property
     def health(self) -> HealthOf: ...
+
+    @property
+    def received(self) -> TransferCountsView: ...
 
     def rates(self, worker_id: str) -> CostRates | None:
         """Return the costs of work there; None if they are not learned."""

@@ -12,6 +12,7 @@ from dataclasses import fields
 
 from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.errors import RequestError
+from kvasir.core.locality import LinkClass
 from kvasir.core.requests import Request, Role
 from kvasir.native import TreeStats
 from kvasir.ports.router import (
@@ -20,6 +21,7 @@ from kvasir.ports.router import (
     AdmissionView,
     BrownoutView,
     DecisionRecord,
+    LinkTransfers,
     StreamSink,
     WorkerView,
 )
@@ -131,6 +133,10 @@ class RouterMux:
     def index_stats(self) -> TreeStats:
         """Return the sum of the index sizes."""
         return TreeStats(*map(sum, zip(*(router.index_stats() for router in self._routers), strict=True)))
+
+    def link_transfers(self) -> dict[str, Mapping[LinkClass, LinkTransfers]]:
+        """Return the KV that workers received, by model and class of link."""
+        return {model: links for each in self._routers for model, links in each.link_transfers().items()}
 
     async def run(self) -> None:
         """Serve until `close`. Raises the error of any router's task, after closing all routers."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.errors import CapacityError, KvasirError
+from kvasir.core.locality import LinkClass
 from kvasir.core.messages import EncodedStep
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, Role, StepBatch
 from kvasir.native import TreeStats
@@ -24,6 +25,7 @@ from kvasir.ports.router import (
     AdmissionView,
     BrownoutView,
     DecisionRecord,
+    LinkTransfers,
     RequestSummary,
     StreamSink,
     WorkerView,
@@ -218,6 +220,10 @@ class Router:
     def index_stats(self) -> TreeStats:
         """Sizes of the prefix index."""
         return self._machine.fleet.index.stats()
+
+    def link_transfers(self) -> dict[str, Mapping[LinkClass, LinkTransfers]]:
+        """The KV that workers received, by model and class of link."""
+        return {self._registry.model: self._machine.fleet.received.totals()}
 
     async def run(self) -> None:
         """Serve until `close`. Raise the error that ended a part of the router, after closing the rest."""

@@ -115,7 +115,8 @@ class WorkerView:
 @dataclass(frozen=True, slots=True)
 class CandidateRecord:
     """One candidate in one part of a decision. `facts` are its known properties (tokens, counts), `terms` the
-    policy's terms in the unit of the table."""
+    policy's terms in the unit of the table. `link` is the class of the link from the chosen place that
+    prefills, "" if the policy does not use it."""
 
     worker_id: str
     rank: int
@@ -125,6 +126,7 @@ class CandidateRecord:
     terms: dict[str, float]
     total: float
     chosen: bool
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,20 @@ class Accounting:
     def consistent(self) -> bool:
         """Whether the counts are consistent."""
         return self.running + self.queued == self.in_flight and self.accounted == self.running
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTransfers:
+    """The KV that workers received over one class of link: transfers, bytes, and the seconds that decode
+    workers waited for it. The counts only grow."""
+
+    transfers: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def plus(self, moved_bytes: int, seconds: float) -> LinkTransfers:
+        """Return the counts with one more transfer."""
+        return LinkTransfers(self.transfers + 1, self.bytes + moved_bytes, self.seconds + seconds)
 
 
 class Lane(Protocol):

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir.core.locality import KNOWN_LINKS
 from kvasir.core.requests import DEFAULT_SLO, SloClass
 
 IntColumn = NDArray[np.int64]
@@ -25,6 +26,12 @@ BoolColumn = NDArray[np.bool_]
 LOWER_TIERS = 3
 """CPU memory, disk and remote: the media below the device (kvasir.core.kv.Medium)."""
 
+
+LINKS = len(KNOWN_LINKS)
+"""The number of known classes of links."""
+
+LinkGrid = NDArray[np.uint8]
+"""The LinkClass of each pair: sources x receivers."""
 
 SCORE = "score"
 """The unit in which the largest sum of terms is best; in every other unit the smallest is."""
@@ -52,6 +59,32 @@ class RateColumns(NamedTuple):
     tier_byte_s: FloatColumn
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkColumns:
+    """The links between targets, where any are known. `grid` has the class of each pair of places of the
+    fleet, `places` the place of each target; None: the places are the targets. A target receives over each
+    known class in `fixed_s + byte_s * bytes` seconds; both have the shape LINKS x rows."""
+
+    grid: LinkGrid
+    places: IntColumn | None
+    fixed_s: FloatColumn
+    byte_s: FloatColumn
+
+    def between(self, sources: IntColumn, receivers: IntColumn) -> LinkGrid:
+        """Return the class of the link from each of some rows to each of others."""
+        if self.places is not None:
+            sources, receivers = self.places[sources], self.places[receivers]
+        classes: LinkGrid = self.grid.take(sources, 0).take(receivers, 1)
+        return classes
+
+    def nearest(self, sources: IntColumn) -> LinkGrid:
+        """Return the class of the link to each target from the one of some rows that is nearest to it."""
+        if self.places is not None:
+            sources = self.places[sources]
+        nearest: LinkGrid = self.grid.take(sources, 0).min(axis=0)
+        return nearest if self.places is None else nearest[self.places]
+
+
 @dataclass(slots=True, eq=False)
 class Candidates:
     """Targets at the time of one decision; row i of every column describes `targets[i]`. Valid during that
@@ -63,7 +96,8 @@ class Candidates:
     tokens that are not computed yet, `waiting` their requests, `streams` the decoding sequences. These and
     `reserved_kv_tokens` count the router's requests that have not ended, plus what the worker reports beyond
     that. `held_tokens` is the total that the index has for the target, of a capacity of `kv_tokens`.
-    `kv_token_bytes` is the KV size of one token; `block_size` is in tokens.
+    `kv_token_bytes` is the KV size of one token; `block_size` is in tokens. `links` is None if nothing is
+    known of the link of any pair; transfers over links of the class UNKNOWN cost what `rates` says.
     """
 
     targets: tuple[RoutingTarget, ...]
@@ -81,6 +115,7 @@ class Candidates:
     kv_token_bytes: FloatColumn
     block_size: IntColumn
     rates: RateColumns
+    links: LinkColumns | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -119,13 +154,15 @@ class TermTable:
     """The terms that a policy computed for one part of a request (`prefill`, `decode` or `whole`), for people
     and replays: `values[i, j]` is the term `names[j]` of the candidate `targets[rows[i]]`, in `unit`. The
     policy chooses the row with the smallest sum (the largest if the unit is SCORE), or gives another
-    reason."""
+    reason. `links[i]` is the class of the link from the place that prefills, None if the policy uses
+    none."""
 
     part: str
     unit: str
     rows: IntColumn
     names: tuple[str, ...]
     values: FloatColumn
+    links: LinkGrid | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,12 @@ from kvasir.telemetry.router_series import (
     ACCOUNTING,
     ADMISSION,
     INDEX,
+    LINKS,
     PLANNER,
     POOLS,
     IndexStats,
     ScalingStats,
+    TransfersByLink,
 )
 from kvasir.telemetry.series import SeriesCollector, SeriesTable
 from kvasir.telemetry.tenant_series import LIMITS, USAGE, TenantStats
@@ -60,6 +62,7 @@ class Metrics:
         self._index = collector(INDEX)
         self._accounting = collector(ACCOUNTING)
         self._admission = collector(ADMISSION)
+        self._links = collector(LINKS)
         self._scaling = collector(POOLS, PLANNER)
         self._tenants = collector(USAGE, LIMITS)
         self._tokenizer = collector(TOKENIZERS)
@@ -130,6 +133,10 @@ class Metrics:
     def track_accounting(self, read: Callable[[], Accounting]) -> None:
         """Read the router's accounting from `read` at every scrape."""
         self._accounting.read = read
+
+    def track_links(self, read: Callable[[], TransfersByLink]) -> None:
+        """Read the KV transferred over each class of link from `read` at every scrape."""
+        self._links.read = read
 
     def track_tenants(self, read: Callable[[], TenantStats]) -> None:
         """Read the usage of tenants from `read` at every scrape."""

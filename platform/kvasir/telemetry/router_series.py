@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir.core.demand import PoolPlan
-from kvasir.ports.router import Accounting, AdmissionView
+from kvasir.core.locality import LinkClass
+from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers
 from kvasir.telemetry.series import SeriesTable, by_name, counter, gauge, single
 
 
@@ -30,6 +31,10 @@ class IndexStats(Protocol):
     def expired(self) -> int: ...
     @property
     def evicted(self) -> int: ...
+
+
+TransfersByLink = Mapping[str, Mapping[LinkClass, LinkTransfers]]
+"""Counts by model and class of link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,17 @@ INDEX: SeriesTable[IndexStats] = SeriesTable(
     gauge("bytes", "Memory used by the index", "bytes"),
     counter("expired_blocks", "Predicted blocks that no worker confirmed before they expired", "expired"),
     counter("evicted_blocks", "Predicted blocks evicted to make room", "evicted"),
+)
+
+LINKS: SeriesTable[TransfersByLink] = SeriesTable(
+    "kvasir_link_",
+    ("model", "link"),
+    lambda models: [
+        ((model, link.label), counts) for model, links in models.items() for link, counts in links.items()
+    ],
+    counter("transfers", "KV transfers between workers, by class of link", "transfers"),
+    counter("transferred_bytes", "KV bytes transferred between workers, by class of link", "bytes"),
+    counter("transfer_seconds", "Time that decode workers waited for KV, by class of link", "seconds"),
 )
 
 POOLS: SeriesTable[ScalingStats] = SeriesTable(

@@ -5,7 +5,8 @@ Until the first token, what the client waits for:
     memory    KV beyond capacity waits for streams to end; only the part that the queue does not hide
     load      the prefix that is loaded from CPU memory, disk or a remote store, where that is faster
     prefill   the rest of the prompt
-    transfer  the bytes that the decode place lacks, and the step that their transfer begins with
+    transfer  the bytes that the decode place lacks, over its link to the prefill place, and the step that
+              their transfer begins with
 The weight of a second of that wait grows with the part of the promised TTFT that it uses up (`slo`): low
 while there is slack, so that slack is spent on cache hits and on streams, and four times that once the
 promise is broken.
@@ -30,7 +31,7 @@ choose the same one: the cheaper of two sampled at random is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ from kvasir.ports.routing import (
 )
 from kvasir_router.decide.eligible import Disaggregation, Eligible, apart_or_whole, missing_role
 from kvasir_router.decide.rates import CHUNK_TOKENS
+from kvasir_router.decide.transfers import Transfers
 
 TERMS: tuple[str, ...] = (
     "transfer_s",
@@ -246,16 +248,20 @@ class CostPolicy:
         transfer, step, link, _, memory, decode, queue, load, prefill, _, work, displace, stall, _ = terms
         before, others = queue + load + prefill, work + displace + stall
         after, output = transfer + memory + step, link + decode
-        prefills, decodes = may.prefill, may.decode
-        if len(prefills) * len(decodes) > self._weights.pairs:
-            side = int(self._weights.pairs**0.5)
-            prefills = _cheapest(prefills, before + others, side)
-            decodes = _cheapest(decodes, after + output, side)
+        # None if no link is known: then a place receives as fast from everywhere.
+        links = candidates.links
+        transfers = None if links is None else Transfers(request, candidates, links, transfer)
+        prefills, decodes = self._best_of_each(may, before + others, after + output, transfers)
         ttft = before[prefills][:, None] + after[decodes]
+        moves = None if transfers is None else transfers.between(prefills, decodes)
+        if moves is not None:
+            ttft += moves.excess_s
         waits = self._urgency(ttft, request.slo.ttft_s)
         waits *= ttft
         costs = waits + others[prefills][:, None]
         costs += output[decodes]
+        if moves is not None:
+            costs += moves.excess_s * self._work
         if len(may.prefill) + len(may.decode) > len(candidates):
             # Some places may do either part.
             worker = candidates.worker
@@ -269,11 +275,29 @@ class CostPolicy:
         at = self._among_equals(flat, at, engine_s)
         i, j = divmod(at, width)
         waits -= ttft
-        tables = (
-            _table("prefill", _PREFILL, prefills, terms, waits[:, j]),
-            _table("decode", _DECODE, decodes, terms, waits[i]),
-        )
+        if moves is not None:
+            # The table of decode places is beside the chosen place that prefills.
+            transfer[decodes] += moves.excess_s[i]
+            link[decodes] += moves.excess_s[i] * self._work
+        of_decode = _table("decode", _DECODE, decodes, terms, waits[i])
+        if moves is not None:
+            of_decode = replace(of_decode, links=moves.grid[i])
+        tables = (_table("prefill", _PREFILL, prefills, terms, waits[:, j]), of_decode)
         return _Choice(prefills.item(i), decodes.item(j), flat.item(at), ttft.item(i, j), tables)
+
+    def _best_of_each(
+        self, may: Eligible, before: FloatColumn, after: FloatColumn, transfers: Transfers | None
+    ) -> tuple[IntColumn, IntColumn]:
+        """Return the places of either part whose pairs are compared: in a large fleet, the cheapest."""
+        prefills, decodes = may.prefill, may.decode
+        if len(prefills) * len(decodes) <= self._weights.pairs:
+            return prefills, decodes
+        side = int(self._weights.pairs**0.5)
+        prefills = _cheapest(prefills, before, side)
+        if transfers is not None:
+            excess_s = transfers.least_excess_s(prefills)
+            after = after + excess_s + excess_s * self._work
+        return prefills, _cheapest(decodes, after, side)
 
     def _engine_s(self, request: RequestView, candidates: Candidates, prefill_s: float, decode: int) -> float:
         """Engine time of this request, with what it adds to the steps of others."""

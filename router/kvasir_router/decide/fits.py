@@ -5,6 +5,18 @@ from __future__ import annotations
 FORGETTING = 0.97
 PRIOR_WEIGHT = 0.25
 
+Line = tuple[float, float]
+"""Seconds without a unit, and seconds per unit."""
+
+
+def differ(one: Line, other: Line, scale: float, part: float) -> bool:
+    """Return whether two lines differ by more than this fraction of the latter, for few or for many units."""
+    for units in (scale / 8, scale):
+        seconds = other[0] + units * other[1]
+        if abs(one[0] + units * one[1] - seconds) > part * seconds:
+            return True
+    return False
+
 
 class LinearFit:
     """Exponentially weighted least squares of two non-negative numbers.
@@ -26,6 +38,24 @@ class LinearFit:
             self._solve()
         else:
             self.fixed_s, self.per_unit_s = fixed_s, per_unit_s
+
+    @property
+    def line(self) -> Line:
+        """The current estimate."""
+        return self.fixed_s, self.per_unit_s
+
+    @property
+    def measured(self) -> bool:
+        """Whether measurements count more than the prior."""
+        return self._n > self._weight
+
+    def fade(self, factor: float) -> None:
+        """Let the measurements count less, by this factor."""
+        self._n *= factor
+        self._sx *= factor
+        self._sxx *= factor
+        self._sy *= factor
+        self._sxy *= factor
 
     def observe(self, units: float, seconds: float, drawn_to: LinearFit | None = None) -> None:
         """Add a measurement, non-negative in both numbers. With `drawn_to`, set that as the prior first."""

@@ -18,15 +18,23 @@ import numpy as np
 
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import TierLoad
+from kvasir.core.locality import LinkClass
 from kvasir.core.requests import Timings, Usage
 from kvasir.ports.routing import LOWER_TIERS, FloatColumn, IntColumn, RateColumns
-from kvasir_router.decide.fits import PRIOR_WEIGHT, LinearFit
+from kvasir_router.decide.fits import PRIOR_WEIGHT, LinearFit, differ
+from kvasir_router.decide.links import (
+    SLOWEST,
+    TRANSFER_SCALE_BYTES,
+    LinkFits,
+    LinkPriors,
+    LinkRates,
+    link_rates_of,
+)
 from kvasir_router.decide.roofline import CostRates, rates_of
 
 POOL_WEIGHT = 2.0
 """Weight of a pool's rates as a worker's prior, in measurements."""
 PREFILL_SCALE_TOKENS = 1024.0
-TRANSFER_SCALE_BYTES = float(16 << 20)
 STEP_SCALE_STREAMS = 16.0
 CHUNK_TOKENS = 2048
 """Prompt tokens that an engine computes in one step, beside decoding streams (chunked prefill): the default
@@ -49,6 +57,8 @@ _SCALES = (
 _KINDS = range(len(_SCALES))
 _APART = 0.15
 """A worker that differs from its pool by more than this fraction uses its own measurements."""
+_SLOWNESS_STEP = 0.2
+"""How far a measurement moves the slowness of a worker."""
 _NEWS_PER_WORKER, _MOST_UNTOLD = 0.0005, 0.05
 """A pool publishes its rates to its workers once they changed by this fraction for each of them, and by the
 latter at most, since publishing takes longer with more workers."""
@@ -67,7 +77,7 @@ def _fits(believed: CostRates, weight: float = PRIOR_WEIGHT) -> list[LinearFit]:
     return [LinearFit(*pair, scale, weight) for pair, scale in zip(pairs, _SCALES, strict=True)]
 
 
-def _rates(fits: list[LinearFit]) -> CostRates:
+def _rates(fits: list[LinearFit], links: LinkRates) -> CostRates:
     prefill, step, transfer, *tiers = fits
     cpu, disk, remote = tiers
     return CostRates(
@@ -79,16 +89,8 @@ def _rates(fits: list[LinearFit]) -> CostRates:
         transfer_byte_s=transfer.per_unit_s,
         tier_fixed_s=(cpu.fixed_s, disk.fixed_s, remote.fixed_s),
         tier_byte_s=(cpu.per_unit_s, disk.per_unit_s, remote.per_unit_s),
+        links=links,
     )
-
-
-def _differ(one: LinearFit, other: LinearFit, scale: float, part: float) -> bool:
-    """Whether two fits differ by more than this fraction of the latter, for few or for many units."""
-    for units in (scale / 8, scale):
-        seconds = other.fixed_s + units * other.per_unit_s
-        if abs(one.fixed_s + units * one.per_unit_s - seconds) > part * seconds:
-            return True
-    return False
 
 
 @dataclass(slots=True)
@@ -99,17 +101,25 @@ class _Pool:
     fits: list[LinearFit]
     published: list[LinearFit]
     rates: CostRates
+    links: LinkFits
     workers: set[str] = field(default_factory=set)
+
+    @property
+    def news(self) -> float:
+        """The fraction by which a rate changes before it is published."""
+        return min(_MOST_UNTOLD, _NEWS_PER_WORKER * len(self.workers))
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker. `apart` are the fits in which it differs from its pool."""
+    """One worker. `apart` are the fits in which it differs from its pool; its transfers take `slowness` times
+    as long as its pool's over the same links."""
 
     pool: _Pool
     fits: list[LinearFit]
     rates: CostRates
     apart: set[int] = field(default_factory=set)
+    slowness: float = 1.0
     tiers: dict[int, TierLoad] = field(default_factory=dict)
 
     def renew(self) -> bool:
@@ -117,16 +127,24 @@ class _Worker:
         before, published = self.rates, self.pool.published
         self.rates = self.pool.rates
         if self.apart:
-            self.rates = _rates([self.fits[k] if k in self.apart else published[k] for k in _KINDS])
+            fits = [self.fits[k] if k in self.apart else published[k] for k in _KINDS]
+            self.rates = _rates(fits, self.rates.links)
+        if abs(self.slowness - 1.0) > _APART:
+            self.rates = self.rates._replace(links=self.rates.links.times(self.slowness))
         return self.rates != before
 
 
 class RateBook:
     """The rates of every known worker; bounded by `forget`. `priors(identity)` returns the prior of the first
-    worker of a pool, by default the roofline of its hardware."""
+    worker of a pool, by default the roofline of its hardware, and `links(identity)` that of its links."""
 
-    def __init__(self, priors: Callable[[WorkerIdentity], CostRates] = rates_of) -> None:
+    def __init__(
+        self,
+        priors: Callable[[WorkerIdentity], CostRates] = rates_of,
+        links: LinkPriors = link_rates_of,
+    ) -> None:
         self._priors = priors
+        self._links = links
         self._pools: dict[_PoolKey, _Pool] = {}
         self._workers: dict[str, _Worker] = {}
 
@@ -135,8 +153,8 @@ class RateBook:
         key = (identity.pool, identity.model, identity.hardware, identity.kv)
         pool = self._pools.get(key)
         if pool is None:
-            prior = self._priors(identity)
-            pool = self._pools[key] = _Pool(_fits(prior), _fits(prior), prior)
+            prior = self._priors(identity)._replace(links=self._links(identity))
+            pool = self._pools[key] = _Pool(_fits(prior), _fits(prior), prior, LinkFits(prior.links))
         self._workers[worker_id] = _Worker(pool, _fits(pool.rates, POOL_WEIGHT), pool.rates)
         pool.workers.add(worker_id)
         return pool.rates
@@ -156,11 +174,20 @@ class RateBook:
             del self._pools[key]
 
     def observe(
-        self, worker_id: str, usage: Usage, timings: Timings, *, streams: int, beside_tokens: int = 0
+        self,
+        worker_id: str,
+        usage: Usage,
+        timings: Timings,
+        *,
+        streams: int,
+        beside_tokens: int = 0,
+        link: LinkClass = LinkClass.UNKNOWN,
+        now: float = 0.0,
     ) -> set[str]:
         """Learn from a leg that ended well while `streams` were decoding on its worker, itself included if it
-        decoded, and `beside_tokens` of other prompts were computed there during its decode. Return the
-        workers whose rates changed. Raises KeyError for a worker that has not joined."""
+        decoded, and `beside_tokens` of other prompts were computed there during its decode. What it received
+        came over `link`. `now` is a reading of the router's clock in seconds. Return the workers whose rates
+        changed. Raises KeyError for a worker that has not joined."""
         known = self._workers[worker_id].rates
         computed = usage.prompt_tokens - usage.cached_tokens - usage.transferred_tokens
         news: set[str] = set()
@@ -170,6 +197,8 @@ class RateBook:
             self._learn(worker_id, _PREFILL, computed, seconds, news)
         if timings.transfer_s > 0.0 and usage.transferred_bytes > 0:
             self._learn(worker_id, _TRANSFER, usage.transferred_bytes, timings.transfer_s, news)
+            if link is not LinkClass.UNKNOWN:
+                news |= self._learn_link(worker_id, link, usage.transferred_bytes, timings.transfer_s, now)
         if timings.decode_s > 0.0 and usage.output_tokens > 1:
             stalled = min(beside_tokens * known.prefill_token_s, LARGEST_STALL * timings.decode_s)
             seconds = (timings.decode_s - stalled) / (usage.output_tokens - 1)
@@ -200,13 +229,27 @@ class RateBook:
         together, own = pool.fits[kind], worker.fits[kind]
         together.observe(units, seconds)
         own.observe(units, seconds, drawn_to=together)
-        (worker.apart.add if _differ(own, together, scale, _APART) else worker.apart.discard)(kind)
+        (worker.apart.add if differ(own.line, together.line, scale, _APART) else worker.apart.discard)(kind)
         news.add(worker_id)
         published = pool.published[kind]
-        if _differ(together, published, scale, min(_MOST_UNTOLD, _NEWS_PER_WORKER * len(pool.workers))):
+        if differ(together.line, published.line, scale, pool.news):
             published.draw_to(together.fixed_s, together.per_unit_s)
-            pool.rates = _rates(pool.published)
+            pool.rates = _rates(pool.published, pool.rates.links)
             news |= pool.workers
+
+    def _learn_link(
+        self, worker_id: str, link: LinkClass, moved_bytes: float, seconds: float, now: float
+    ) -> set[str]:
+        """Return the workers whose rates may have changed."""
+        worker = self._workers[worker_id]
+        pool = worker.pool
+        ratio = seconds / pool.links.rates.seconds(link, moved_bytes)
+        worker.slowness += _SLOWNESS_STEP * (min(max(ratio, 1 / SLOWEST), SLOWEST) - worker.slowness)
+        pool.links.observe(link, moved_bytes, seconds, now)
+        if not pool.links.rates.differ(pool.rates.links, pool.news):
+            return {worker_id}
+        pool.rates = pool.rates._replace(links=pool.links.rates)
+        return pool.workers
 
     def _renewed(self, news: set[str]) -> set[str]:
         return {worker_id for worker_id in news if self._workers[worker_id].renew()}
@@ -219,6 +262,12 @@ def contention(rates: CostRates, streams: int) -> float:
     if streams <= 0 or alone <= 0.0:
         return 1.0
     return 1.0 + (rates.step_fixed_s + streams * rates.step_stream_s) / alone
+
+
+def write_links(table: FloatColumn, rows: slice | IntColumn, rates: CostRates) -> None:
+    """Write the rates of links to some columns of a table of shape 2 * LINKS x places."""
+    fixed_s, byte_s = rates.links
+    table[:, rows] = np.array((*fixed_s, *byte_s))[:, None]
 
 
 def write_rates(table: FloatColumn, rows: slice | IntColumn, rates: CostRates) -> None:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir_router.decide.links import DEFAULT_LINKS, LinkRates
 
 TierSeconds = tuple[float, float, float]
 
 
 class CostRates(NamedTuple):
-    """Costs of work on one worker in seconds, with the fields of kvasir.ports.routing.RateColumns. The
-    defaults are those of a small model on a CPU, for workers that do not report their hardware."""
+    """Costs of work on one worker in seconds, with the fields of kvasir.ports.routing.RateColumns, and of
+    transfers to it over each known class of link. The defaults are those of a small model on a CPU, for
+    workers that do not report their hardware."""
 
     prefill_fixed_s: float = 0.005
     prefill_token_s: float = 1 / 20_000
@@ -29,6 +31,7 @@ class CostRates(NamedTuple):
     transfer_byte_s: float = 1 / 2e9
     tier_fixed_s: TierSeconds = (0.001, 0.002, 0.003)
     tier_byte_s: TierSeconds = (1 / 4e9, 1 / 1e9, 1 / 5e8)
+    links: LinkRates = DEFAULT_LINKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from kvasir.core.requests import EngineLoad
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Rng
 from kvasir_router.fleet.health import FleetHealth
+from kvasir_router.fleet.transfer_counts import TransferCounts
 from kvasir_router.fleet.work import Worker, WorkerState
 
 _BATCHES = 2
@@ -54,6 +55,7 @@ class EmbeddingFleet:
     health_spec: HealthSpec = field(default_factory=HealthSpec)
     workers: dict[str, Worker] = field(default_factory=dict)
     index: NoIndex = field(default_factory=NoIndex)
+    received: TransferCounts = field(default_factory=lambda: TransferCounts({}))
     health: FleetHealth = field(init=False)
     tokens: dict[str, int] = field(default_factory=dict)
     _batches: dict[str, BatchLimits] = field(default_factory=dict)

@@ -14,9 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.requests import Role
-from kvasir.ports.routing import LOWER_TIERS, BoolColumn, Candidates, IntColumn, RateColumns, RoutingTarget
-from kvasir_router.decide.rates import RATE_ROWS, rate_columns, write_rates
+from kvasir.ports.routing import (
+    LINKS,
+    LOWER_TIERS,
+    BoolColumn,
+    Candidates,
+    IntColumn,
+    LinkColumns,
+    LinkGrid,
+    RateColumns,
+    RoutingTarget,
+)
+from kvasir_router.decide.rates import RATE_ROWS, rate_columns, write_links, write_rates
 from kvasir_router.decide.roofline import CostRates, kv_token_bytes
+from kvasir_router.fleet.link_grid import link_grid
 from kvasir_router.fleet.work import TargetLoad, Worker
 
 QUEUED, WAITING, STREAMS, RESERVED, HELD, KV_TOKENS, BLOCK_SIZE, WORKER, TROUBLED = range(9)
@@ -56,7 +67,7 @@ class ColumnRow:
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
     """Some rows, with everything about them that is constant between decisions. `rows` is None for all rows
-    in order, whose columns need no copy."""
+    in order, whose columns need no copy. `grid` is that of all rows, None if no link is known."""
 
     rows: IntColumn | None
     targets: tuple[RoutingTarget, ...]
@@ -65,7 +76,9 @@ class Selection:
     groups: IntColumn
     ints: NDArray[np.int64]
     floats: NDArray[np.float64]
+    links: NDArray[np.float64]
     rates: RateColumns
+    grid: LinkGrid | None
 
     def without(self, worker_ids: Set[str], but: RoutingTarget | None = None) -> Selection:
         """Return the rows of other workers, and always `but`."""
@@ -125,7 +138,12 @@ class Selection:
             kv_token_bytes=floats[TOKEN_BYTES],
             block_size=size,
             rates=rates,
+            links=None if self.grid is None else self._links(self.grid),
         )
+
+    def _links(self, grid: LinkGrid) -> LinkColumns:
+        links = self.links if self.rows is None else self.links.take(self.rows, 1)
+        return LinkColumns(grid, self.rows, links[:LINKS], links[LINKS:])
 
 
 def _without(below: IntColumn, troubled: IntColumn) -> None:
@@ -143,6 +161,9 @@ class Columns:
         self.places: dict[RoutingTarget, ColumnRow] = {}
         self.ints: NDArray[np.int64] = np.zeros((_INTS, 0), dtype=np.int64)
         self.floats: NDArray[np.float64] = np.zeros((_FLOATS, 0))
+        self.links: NDArray[np.float64] = np.zeros((2 * LINKS, 0))
+        self._grid: LinkGrid | None = None
+        self._grid_of: tuple[RoutingTarget, ...] = ()
         self._of_workers: dict[str, list[ColumnRow]] = {}
         self._joined = 0
 
@@ -153,6 +174,7 @@ class Columns:
         first = len(self.targets)
         targets = [RoutingTarget(worker.worker_id, rank) for rank in range(ranks)]
         ints, floats = np.zeros((_INTS, ranks), dtype=np.int64), np.zeros((_FLOATS, ranks))
+        links = np.zeros((2 * LINKS, ranks))
         for offset, target in enumerate(targets):
             self.places[target] = ColumnRow(target, worker, first + offset)
         self._of_workers[worker.worker_id] = [self.places[target] for target in targets]
@@ -161,11 +183,13 @@ class Columns:
         ints[BLOCK_SIZE] = max(1, identity.kv.block_size)
         floats[TOKEN_BYTES] = kv_token_bytes(identity)
         write_rates(floats, slice(None), rates)
+        write_links(links, slice(None), rates)
         floats[TOKENS_PER_S] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
         self._joined += 1
         self.targets = (*self.targets, *targets)
         self.ints = np.concatenate((self.ints, ints), axis=1)
         self.floats = np.concatenate((self.floats, floats), axis=1)
+        self.links = np.concatenate((self.links, links), axis=1)
 
     def leave(self, worker_id: str) -> None:
         """Remove the rows of a worker."""
@@ -175,6 +199,7 @@ class Columns:
         self.targets = tuple(self.targets[row] for row in kept)
         self.ints = np.ascontiguousarray(self.ints[:, kept])
         self.floats = np.ascontiguousarray(self.floats[:, kept])
+        self.links = np.ascontiguousarray(self.links[:, kept])
         for row, target in enumerate(self.targets):
             self.places[target].row = row
 
@@ -189,6 +214,7 @@ class Columns:
         everybody = len(theirs) == len(self.targets)
         rows = slice(None) if everybody else np.array(theirs, dtype=np.int64)
         write_rates(self.floats, rows, rates)
+        write_links(self.links, rows, rates)
         self.floats[TOKENS_PER_S, rows] = 1.0 / max(rates.prefill_token_s, _FASTEST_TOKEN_S)
 
     def write_troubled(self, worker_id: str, media: Iterable[int]) -> None:
@@ -209,5 +235,16 @@ class Columns:
             groups=np.array([group(target) for target in targets], dtype=np.int64),
             ints=self.ints,
             floats=self.floats,
+            links=self.links,
             rates=rate_columns(self.floats),
+            grid=self._links_between(),
         )
+
+    def _links_between(self) -> LinkGrid | None:
+        """Return the grid of all rows. It is made once after workers joined or left, and not in a decision of
+        which nothing changed."""
+        if self._grid_of is not self.targets:
+            localities = [self.places[target].worker.identity.locality for target in self.targets]
+            self._grid = link_grid(localities, self.ints[WORKER])
+            self._grid_of = self.targets
+        return self._grid

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvasir.core.locality import LinkClass
 from kvasir.core.requests import SloClass
 from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord, RequestSummary
 from kvasir.ports.routing import (
@@ -204,7 +205,8 @@ def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
     if target is not None and target not in [candidates.targets[row] for row in table.rows[best].tolist()]:
         (at,) = np.nonzero(table.rows == candidates.targets.index(target))
         best[-1:] = at
-    return TermTable(table.part, table.unit, table.rows[best], table.names, table.values[best])
+    links = None if table.links is None else table.links[best]
+    return TermTable(table.part, table.unit, table.rows[best], table.names, table.values[best], links)
 
 
 def _renumbered(tables: tuple[TermTable, ...]) -> tuple[TermTable, ...]:
@@ -255,8 +257,13 @@ def _parts(entry: _Entry) -> Iterator[PhaseRecord]:
     for table in entry.tables:
         target = _chosen(table.part, entry.plan)
         ranked: list[tuple[float, bool, CandidateRecord]] = []
-        for row, values, cost in zip(table.rows.tolist(), table.values, _costs(table), strict=True):
+        links = [None] * len(table.rows) if table.links is None else table.links.tolist()
+        for row, values, cost, link in zip(
+            table.rows.tolist(), table.values, _costs(table), links, strict=True
+        ):
             place = _place(entry, row, table, values, target)
+            if link is not None:
+                place = replace(place, link=LinkClass(link).label)
             ranked.append((float(cost), not place.chosen, place))
         ranked.sort(key=lambda each: each[:2])
         yield PhaseRecord(table.part, table.unit, tuple(place for *_, place in ranked))

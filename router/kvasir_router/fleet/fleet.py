@@ -23,6 +23,7 @@ from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.place_loads import PlaceLoads, share
 from kvasir_router.fleet.reconcile import Reconciler
 from kvasir_router.fleet.selections import Selections
+from kvasir_router.fleet.transfer_counts import TransferCounts
 from kvasir_router.fleet.work import Charges, TargetLoad, Worker, WorkerState
 from kvasir_router.index import FleetIndex, IndexMode
 
@@ -34,10 +35,10 @@ HashBlocks = Callable[[Request, int], "array[int]"]
 class Fleet:
     """Workers, their accounted work, their caches and their costs.
 
-    `hash_blocks(request, block_size)` returns the hashes of the prompt's whole blocks as array('Q'); it is
-    called only for requests without hashes. `index_modes` are by pool, with HYBRID as the default.
-    `decisions` records every plan, and `decided_s` is the duration of the last decision. `eased` counts
-    events that may have made room, and `changed` the changes of the serving workers; both only grow.
+    `hash_blocks(request, block_size)` returns the hashes of the prompt's whole blocks as array('Q'), for
+    requests without hashes. `index_modes` are by pool, with HYBRID as the default.
+    `decisions` records every plan, and `decided_s` is the duration of the last decision. `received` counts
+    transfers, `eased` events that may have made room, and `changed` the changes of the serving workers.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Fleet:
         self._selections = Selections(self._columns, self.workers, index)
         self._reconciler = Reconciler()
         self._predicted: dict[str, dict[RoutingTarget, int]] = {}
+        self.received = TransferCounts(self.workers)
         # The latest time that a caller passed.
         self._now = 0.0
         self.eased = self.changed = 0
@@ -319,19 +321,24 @@ class Fleet:
                 self.index.forget(target, prediction)
 
     def measured(
-        self, target: RoutingTarget, usage: Usage, timings: Timings, charges: Charges | None = None
+        self,
+        target: RoutingTarget,
+        usage: Usage,
+        timings: Timings,
+        charges: Charges | None = None,
+        source: RoutingTarget | None = None,
     ) -> None:
-        """Update rates from a leg that ended well. Call before its `charges` are settled: they show which
-        other prompts were computed beside it."""
+        """Learn from a leg that ended well and received what `source` prefilled. Call before its `charges`
+        are settled: they show which other prompts were computed beside it."""
         place = self._columns.places[target]
         charged = None if charges is None else charges.get(target)
-        beside = 0 if charged is None or charged.waiting else place.computed_tokens - charged.mark
+        beside = 0 if charged is None or charged.waiting else max(0, place.computed_tokens - charged.mark)
         streams = place.own.streams + share(place.worker.foreign, place)
-        self._believe(
-            self._rates.observe(
-                target.worker_id, usage, timings, streams=streams, beside_tokens=max(0, beside)
-            )
+        link = self.received.count(source, place.worker, usage, timings)
+        changed = self._rates.observe(
+            target.worker_id, usage, timings, streams=streams, beside_tokens=beside, link=link, now=self._now
         )
+        self._believe(changed)
 
     def reconcile(self, request: Request, plan: Plan, usage: Usage, now: float) -> None:
         """Compare the predicted hit of a request that ended well with the one that its engine found; a worker

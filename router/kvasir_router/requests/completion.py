@@ -81,7 +81,7 @@ class Completion(CompletionBase[RequestState]):
             state.timings = delta.timings
             if delta.usage is not None:
                 timings = state.beyond_prefill(delta.timings)
-                self._fleet.measured(target, delta.usage, timings, state.charges)
+                self._fleet.measured(target, delta.usage, timings, state.charges, state.planned.prefill)
         if state.usage is not delta.usage or delta.handoff is not None:
             delta = replace(delta, usage=state.usage, handoff=None)
         self.emit(state, state.outputs[delta.index], delta)

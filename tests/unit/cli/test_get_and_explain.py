@@ -106,6 +106,33 @@ def test_a_worker_that_does_another_pools_work_is_shown_with_what_it_does(
     assert "does" not in worker_row(WORKER)[-1]
 
 
+def test_a_worker_is_shown_with_what_is_known_of_its_place(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    locality = {"node": "n7", "zone": "eu-1a", "rack": "", "nvlink_domain": "d1.0", "nics": []}
+    workers = [WORKER | {"locality": locality}, WORKER | {"locality": None}]
+    gateway.answers["/status"] = (200, {"workers": workers})
+    main(["get", "workers", "--address", gateway.address])
+    head, placed, other = said(capsys)
+    assert head.endswith("TIERS PLACE REASON")
+    assert placed.endswith("25% - eu-1a/n7/NVLink d1.0 a batch is missing")
+    assert other.endswith("25% - - a batch is missing")
+
+
+def test_a_decision_shows_the_link_to_each_decode_worker_if_any_is_known(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near, far = replace(place("d-0", True, 0.35), link="rack"), replace(place("d-1", False, 0.5), link="zone")
+    answer(gateway, replace(RECORD, parts=(RECORD.parts[0], PhaseRecord("decode", "s", (near, far)))))
+    assert main(["explain", "abc", "--address", gateway.address]) == 0
+    lines = said(capsys)
+    assert [line for line in lines if "LINK" in line] == [
+        "WORKER KV LINK IN TIERS STREAMS queue prefill TOTAL"
+    ]
+    assert "* d-0 exact rack 128 3 87.50 262.50 350.00" in lines
+    assert "d-1 exact zone 128 3 125.00 375.00 500.00" in lines
+
+
 def test_a_worker_that_has_said_nothing_yet_is_shown_all_the_same(
     gateway: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,9 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
+from kvasir.core.locality import LinkClass
 from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.native import TreeStats
-from kvasir.ports.router import Accounting, HealthView, RequestSummary, WorkerView
+from kvasir.ports.router import Accounting, HealthView, LinkTransfers, RequestSummary, WorkerView
 from kvasir.telemetry.metrics import Metrics
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
@@ -141,6 +142,19 @@ def test_the_index_is_read_at_scrape(metrics: Metrics) -> None:
         "kvasir_index_bytes 480.0",
         "kvasir_index_expired_blocks_total 5.0",
         "kvasir_index_evicted_blocks_total 6.0",
+    ):
+        assert line in text
+
+
+def test_transfers_are_counted_by_the_class_of_their_link(metrics: Metrics) -> None:
+    assert "kvasir_link_" not in shown(metrics)
+    links = {LinkClass.RACK: LinkTransfers(3, 4096, 0.5), LinkClass.CROSS_ZONE: LinkTransfers(1, 100, 2.0)}
+    metrics.track_links(lambda: {"m": links})
+    text = shown(metrics)
+    for line in (
+        'kvasir_link_transfers_total{link="rack",model="m"} 3.0',
+        'kvasir_link_transferred_bytes_total{link="cross_zone",model="m"} 100.0',
+        'kvasir_link_transfer_seconds_total{link="cross_zone",model="m"} 2.0',
     ):
         assert line in text
 

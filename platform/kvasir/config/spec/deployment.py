@@ -22,13 +22,14 @@ from kvasir.config.spec.pools import (
     PoolSpec,
     SimSpec,
     SpeculativeSpec,
+    TopologySpec,
     check_kv_exchange,
 )
 from kvasir.config.spec.routing import HealthSpec, RoutingSpec, SloSpec
 from kvasir.config.spec.scaling import PoolScalingSpec, ScalingSpec
 from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
-from kvasir.config.spec.workers import TlsSpec, TransferSpec, WorkerSpec
+from kvasir.config.spec.workers import LinkSpec, LinksSpec, TlsSpec, TransferSpec, WorkerSpec
 from kvasir.core.requests import Role
 
 __all__ = [
@@ -43,6 +44,8 @@ __all__ = [
     "FurtherModelSpec",
     "GatewaySpec",
     "HealthSpec",
+    "LinkSpec",
+    "LinksSpec",
     "LoraSpec",
     "ModelSpec",
     "OutputFiltersSpec",
@@ -61,6 +64,7 @@ __all__ = [
     "TiersSpec",
     "TlsSpec",
     "TokenizerSpec",
+    "TopologySpec",
     "TransferSpec",
     "WorkerSpec",
     "is_loopback",

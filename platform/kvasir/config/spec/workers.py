@@ -16,6 +16,32 @@ TrustDomain = Annotated[
 ]
 
 
+class LinkSpec(Spec):
+    """What is expected of transfers over one class of link until they are measured. Unset fields have the
+    default of the class."""
+
+    bytes_per_s: float | None = Field(default=None, gt=0)
+    """Bandwidth between two workers."""
+    latency_s: float | None = Field(default=None, ge=0)
+    """Time of a transfer without bytes."""
+
+
+class LinksSpec(Spec):
+    """The classes of links between two workers, from near to far. A pair has the first class that the zone,
+    rack, NVLink domain and node of both show."""
+
+    nvlink: LinkSpec = LinkSpec()
+    """Both in one NVLink domain. Default: 400 GB/s, 3 ms."""
+    node: LinkSpec = LinkSpec()
+    """On one node. Default: 25 GB/s, 3 ms."""
+    rack: LinkSpec = LinkSpec()
+    """In one rack. Default: four fifths of the rate of the worker's NIC, 10 GB/s if that is unknown; 3 ms."""
+    zone: LinkSpec = LinkSpec()
+    """In one zone. Default: half of the default of `rack`, 3 ms."""
+    cross_zone: LinkSpec = LinkSpec()
+    """In two zones. Default: 600 MB/s, 6 ms."""
+
+
 class TransferSpec(Spec):
     """KV transfer from prefill to decode workers."""
 
@@ -36,6 +62,8 @@ class TransferSpec(Spec):
     rest is left for recomputing the prompt."""
     on_failure: Literal["recompute", "fail"] = "recompute"
     """What the decode worker does if a pull fails."""
+    links: LinksSpec = LinksSpec()
+    """Bandwidths and latencies from which the routing policy `cost` starts."""
 
     @model_validator(mode="after")
     def _pulled_while_leased(self) -> Self:

@@ -94,6 +94,9 @@ def _part(part: Record) -> list[str]:
         ["WORKER", *map(_name, places)],
         ["KV", *(place["kv_state"] for place in places)],
     ]
+    if any(place.get("link") for place in places):
+        columns.append(["LINK", *(place.get("link", "") for place in places)])
+    numbers = len(columns)
     for title, keys in _FACTS:
         counts = [sum(place["facts"].get(key, 0) for key in keys) for place in places]
         columns += [[title, *(f"{count:,.0f}" for count in counts)]] if any(counts) else []
@@ -109,7 +112,7 @@ def _part(part: Record) -> list[str]:
     head, *rows = zip(*columns, strict=True)
     what = {"s": "terms in ms", "": "the policy has no cost terms"}.get(unit, f"terms in {unit}")
     title = f"{part['part']}: {len(places)} considered, {what} (* chosen)"
-    return [title, *table(head, rows, range(3, len(head))).splitlines()]
+    return [title, *table(head, rows, range(numbers, len(head))).splitlines()]
 
 
 def _outcome(record: Record) -> list[str]:

@@ -208,7 +208,8 @@ class TraceReplay:
     def _leg_ended(self, job: Job, target: RoutingTarget, now: float) -> None:
         request_state = self._request_states[job.number]
         request_id = request_state.request_id
-        self._fleet.measured(target, _usage(job), _timings(job), request_state.charges)
+        sender = request_state.plan.prefill
+        self._fleet.measured(target, _usage(job), _timings(job), request_state.charges, sender)
         del self._fleet.workers[target.worker_id].legs[request_id]
         if job.leg is Leg.PREFILL:
             charged = request_state.charges[target]
