@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.kit.engines.stub_engine import IDENTITY
 
-from kvasir.core.identity import HASH_VERSION, PROTOCOL_VERSION, WorkerIdentity
+from kvasir.core.identity import HASH_VERSION, PROTOCOL_VERSION, KvLayout, WorkerIdentity
 from kvasir.core.requests import Role
 from kvasir_workers.pool.fence import fence_conflicts, fence_of
 
@@ -36,6 +36,18 @@ def test_another_pool_process_or_size_may_join() -> None:
 )
 def test_what_routers_would_refuse_may_not(other: WorkerIdentity, told: str) -> None:
     assert fence_conflicts(fence_of(other), fence_of(IDENTITY)) == [told]
+
+
+def test_ranks_of_another_number_may_join_where_they_read_each_other_s_blocks() -> None:
+    whole = replace(IDENTITY.kv, kv_heads=4, bytes_per_block=8192, layout="Attention:BHNC")
+    half = replace(whole, kv_heads=2, bytes_per_block=4096, tensor_parallel_size=2)
+
+    def conflicts(mine: KvLayout, first: KvLayout) -> list[str]:
+        return fence_conflicts(fence_of(replace(IDENTITY, kv=mine)), fence_of(replace(IDENTITY, kv=first)))
+
+    assert conflicts(half, whole) == []
+    (told,) = conflicts(*(replace(each, layout="Attention:BNHC") for each in (half, whole)))
+    assert told.startswith("kv.tensor_parallel_size: 2 != 1, and KV heads are not outermost")
 
 
 def test_a_field_that_only_one_version_knows_is_a_conflict() -> None:

@@ -8,19 +8,21 @@ replica that does not fit fails its start; the restart stops there, and the old 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from kvasir.config.spec.deployment import Deployment
-from kvasir.core.identity import WorkerIdentity
+from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.membership import NAMESPACE
+
+_KV = "kv."
 
 
 def fence_of(identity: WorkerIdentity) -> dict[str, Any]:
     """Return the values that must be equal in all replicas of one run that serve one model."""
-    kv = {f"kv.{name}": value for name, value in asdict(identity.kv).items()}
+    kv = {f"{_KV}{name}": value for name, value in asdict(identity.kv).items()}
     return {
         "protocol_version": identity.protocol_version,
         "hash_version": identity.hash_version,
@@ -33,13 +35,25 @@ def fence_of(identity: WorkerIdentity) -> dict[str, Any]:
 
 
 def fence_conflicts(mine: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    """Return each difference as `name: mine != first's`."""
+    """Return each difference as `name: mine != first's`. Layouts of KV may differ where one reads the other's
+    blocks."""
     names = [*first, *(name for name in mine if name not in first)]
-    return [
+    here, there = _layout(mine), _layout(first)
+    found: list[str] = []
+    if here is not None and there is not None:
+        found = [f"{_KV}{difference}" for difference in here.differences(there)]
+        names = [name for name in names if not name.startswith(_KV)]
+    return found + [
         f"{name}: {mine.get(name)} != {first.get(name)}"
         for name in names
         if mine.get(name) != first.get(name)
     ]
+
+
+def _layout(values: dict[str, Any]) -> KvLayout | None:
+    """Return the layout in the values of a replica, None if another version wrote them."""
+    kv = {name.removeprefix(_KV): value for name, value in values.items() if name.startswith(_KV)}
+    return KvLayout(**kv) if kv.keys() == {field.name for field in fields(KvLayout)} else None
 
 
 def fence_name(deployment: Deployment, pool: str) -> str:
