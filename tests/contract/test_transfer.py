@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.kit.engines.memory_transfer import MemoryFabric, MemoryTransfer
-from tests.kit.engines.transfer_peers import LAYERS, ForkedPeer, LocalPeer, Peer
+from tests.kit.engines.transfer_peers import LAYERS, ForkedPeer, LocalPeer, Peer, sliced
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import (
@@ -76,7 +76,7 @@ def events(peer: Peer, wanted: int) -> list[TransferEvent]:
     return found
 
 
-@pytest.fixture(scope="module", params=["memory", "nixl-shm", "nixl-tcp", "nccl"])
+@pytest.fixture(scope="module", params=["memory", "sliced-memory", "nixl-shm", "nixl-tcp", "nccl"])
 def spawn(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """Makes agents of one adapter that reach each other, by name."""
     fabric = MemoryFabric()
@@ -85,6 +85,8 @@ def spawn(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     def peer(name: str) -> Any:
         if request.param == "memory":
             return LocalPeer(lambda now: MemoryTransfer(name, fabric, now))
+        if request.param == "sliced-memory":
+            return LocalPeer(lambda now: sliced(lambda suffix: MemoryTransfer(name + suffix, fabric, now)))
         kind = request.param.partition("-")[0]
         pytest.importorskip(LIBRARIES[kind])
         ucx = UCX_TCP if request.param == "nixl-tcp" else {"UCX_TLS": "tcp,sm,self"}
@@ -349,6 +351,27 @@ def test_each_of_two_ranks_pulls_its_half_of_the_heads_of_one(ranks: Ranks) -> N
     for source, target in ((3, 8), (4, 7)):
         halves = [layers(half.read(target)) for half in ranks.halves]
         assert (np.hstack(halves) == layers(ranks.whole.read(source))).all()
+
+
+def test_a_lease_of_which_several_read_all_ends_when_each_has(pair: Pair) -> None:
+    pair.fill(3)
+    offer = pair.offered([3])
+    for index, target in enumerate((10, 11)):
+        assert [each for each in pair.source.poll() if isinstance(each, LeaseEnded)] == []
+        pair.target.pull(
+            f"{offer.lease_id} {index}",
+            offer,
+            0,
+            [target],
+            60.0,
+            UNSHARDED,
+            UNSHARDED,
+            BlockPart(index, 2),
+        )
+        (ended,) = events(pair.target, 1)
+        assert isinstance(ended, PullSucceeded), ended
+        assert pair.target.read(target) == pair.source.read(3)
+    assert events(pair.source, 1) == [LeaseEnded(offer.lease_id, "pulled")]
 
 
 def test_one_rank_pulls_both_halves_of_the_heads_from_two(ranks: Ranks) -> None:

@@ -35,6 +35,15 @@ pools:
 """
 ONE = "{threads: 1, kv_cache_bytes: 16777216}"
 TWO = "{threads: 1, kv_cache_bytes: 16777216, tensor_parallel_size: 2, nodes: 2}"
+APART = """
+version: kvasir/v1
+disaggregation: always
+model: {dtype: float32, max_model_len: 1024}
+worker: {drain_s: 60}
+pools:
+  - {name: prefill, role: prefill, cpus: 0.1, engine: %s}
+  - {name: decode, role: decode, cpus: 0.1, engine: %s}
+"""
 PATIENCE_S = 180.0
 TOKENS, LONG = 64, 400
 
@@ -107,6 +116,20 @@ def two(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory, expec
 def test_two_nodes_are_one_worker_and_write_what_one_node_writes(two: Stack, expected: str) -> None:
     assert _stream(two, TOKENS) == expected
     assert len(two.workers()) == 1
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [(TWO, ONE), pytest.param(ONE, TWO, marks=pytest.mark.soak)], ids=["from", "to"]
+)
+def test_ranks_on_two_nodes_hand_their_heads_over(
+    prefill: str, decode: str, start_stack: StartStack, tmp_path: Path, expected: str
+) -> None:
+    spec = tmp_path / "kvasir.yaml"
+    spec.write_text(APART % (prefill, decode))
+    with start_stack(tmp_path, "-f", str(spec)) as stack:
+        assert _stream(stack, TOKENS) == expected
+        assert stack.metric("kvasir_transferred_bytes_total") > 0
+        assert stack.metric("kvasir_worker_transfers_failed_total") == 0
 
 
 # Nothing is computed meanwhile, so that no rank would ever notice that the others are gone.

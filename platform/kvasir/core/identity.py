@@ -25,8 +25,9 @@ tensor-parallel rank is then contiguous."""
 class KvLayout:
     """The shape of KV in memory. Two workers exchange blocks only if their blocks are equal.
 
-    `block_size` is in tokens, `bytes_per_block` covers all layers of one tensor-parallel rank, and `kv_heads`
-    is per rank. `layout` names the order of axes, in its last part after a colon if it has several.
+    `block_size` is in tokens, `bytes_per_block` covers all layers of one tensor-parallel rank, in every
+    pipeline stage, and `kv_heads` is per rank. `layout` names the order of axes, in its last part after a
+    colon if it has several.
     `tensor_parallel_size` is the number of shards of a block.
     """
 
@@ -53,6 +54,10 @@ class KvLayout:
             if getattr(mine, f.name) != getattr(theirs, f.name)
         ]
         return differing + impossible
+
+    def of_whole_ranks(self) -> KvLayout:
+        """Return the layout for ranks of which each has all of a block: one shard."""
+        return replace(self, tensor_parallel_size=1)
 
     def _of_one_rank(self) -> KvLayout:
         """The layout with the shards of all ranks as one."""

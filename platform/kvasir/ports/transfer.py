@@ -123,12 +123,14 @@ class KvTransfer(Protocol):
         *,
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
+        reader: BlockPart | None = None,
     ) -> None:
         """Start copying the blocks `first`, `first + 1`, … of the offer to `target_blocks`: the part `source`
         of each block to the part `target`. Without targets, the lease is confirmed and no bytes are moved. A
         running pull fails if no further block becomes complete for `timeout_s`.
 
-        A lease is pulled when `source.of` readers have confirmed, each its own part.
+        A lease is pulled when `reader.of` readers have confirmed. By default each reads a part of its own,
+        and `reader` is `source`.
         """
         ...
 

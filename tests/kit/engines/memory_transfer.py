@@ -33,6 +33,7 @@ class _Pull:
     timeout_s: float
     source_part: BlockPart
     target_part: BlockPart
+    reader: BlockPart
     started_s: float
     deadline_s: float
     copied: int = 0
@@ -108,13 +109,23 @@ class MemoryTransfer:
         *,
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
+        reader: BlockPart | None = None,
     ) -> None:
         """See the port."""
         if pull_id in self._pulls:
             raise TransferError(f"pull {pull_id} is under way already")
         now = self._now()
         self._pulls[pull_id] = _Pull(
-            pull_id, offer, first, tuple(target_blocks), timeout_s, source, target, now, now + timeout_s
+            pull_id,
+            offer,
+            first,
+            tuple(target_blocks),
+            timeout_s,
+            source,
+            target,
+            reader or source,
+            now,
+            now + timeout_s,
         )
 
     def release(self, lease_id: str) -> None:
@@ -167,7 +178,7 @@ class MemoryTransfer:
             return PullFailed(pull.pull_id, "checksum", "a block changed after it was offered")
         if pull.copied < len(pull.target):
             return self._patience(pull, f"{len(lease.blocks)} of {lease.total} blocks are complete")
-        source._confirm(pull.offer.lease_id, pull.source_part)
+        source._confirm(pull.offer.lease_id, pull.reader)
         moved = len(pull.target) * sum(r.block_bytes // pull.target_part.of for r in self._regions)
         return PullSucceeded(pull.pull_id, moved, self._now() - pull.started_s)
 

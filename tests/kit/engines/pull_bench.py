@@ -147,7 +147,8 @@ class PullingSide:
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
     ) -> None:
-        self._receiver.pull(PullSpec(pull_id, offer, first, tuple(targets), source, target, timeout_s))
+        spec = PullSpec(pull_id, offer, first, tuple(targets), source, target, source, timeout_s)
+        self._receiver.pull(spec)
 
 
 class Bench:

@@ -20,6 +20,7 @@ import numpy as np
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import HEAD_MAJOR, KvLayout
 from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, KvTransfer, Offer, TransferEvent
+from kvasir_workers.transfer.common.sliced import LayerSlice, SlicedTransfer
 
 BLOCKS = 64
 LAYERS = 3
@@ -69,6 +70,7 @@ class Peer(Protocol):
         timeout_s: float,
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
+        reader: BlockPart | None = None,
     ) -> None:
         """See the port."""
         ...
@@ -88,6 +90,13 @@ class Peer(Protocol):
     def close(self) -> None:
         """See the port."""
         ...
+
+
+def sliced(make: Callable[[str], KvTransfer]) -> SlicedTransfer:
+    """Return a transfer of LAYERS in two slices; `make` makes an agent from a suffix of its name."""
+    suffixes = iter(("-first", "-others"))
+    slices = [LayerSlice(0, range(1)), LayerSlice(1, range(1, LAYERS))]
+    return SlicedTransfer(slices, lambda: make(next(suffixes)))
 
 
 class LocalPeer:
@@ -136,9 +145,12 @@ class LocalPeer:
         timeout_s: float,
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
+        reader: BlockPart | None = None,
     ) -> None:
         """See the port."""
-        self._transfer.pull(pull_id, offer, first, targets, timeout_s, source=source, target=target)
+        self._transfer.pull(
+            pull_id, offer, first, targets, timeout_s, source=source, target=target, reader=reader
+        )
 
     def release(self, lease_id: str) -> None:
         """See the port."""
@@ -159,7 +171,8 @@ class LocalPeer:
 
 class ForkedPeer:
     """A LocalPeer in its own process, forked from one that has imported what agents need. `kind` as in
-    TransferSpec; `ucx` are UCX_* variables. The process exits without running exit handlers."""
+    TransferSpec, or with a prefix `sliced-`; `ucx` are UCX_* variables. The process exits without running
+    exit handlers."""
 
     def __init__(self, name: str, kind: str = "nixl", **ucx: str) -> None:
         _FORKS.set_forkserver_preload(_PRELOADED)
@@ -245,6 +258,8 @@ def serve(connection: Connection, name: str, kind: str) -> None:
 
 
 def _agent(name: str, kind: str, now: Callable[[], float]) -> KvTransfer:
+    if kind.startswith("sliced-"):
+        return sliced(lambda suffix: _agent(name + suffix, kind.removeprefix("sliced-"), now))
     # Only the process that has the agent imports its library.
     if kind == "nccl":
         from kvasir_workers.transfer.nccl.adapter import NcclTransfer

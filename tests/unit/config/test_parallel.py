@@ -17,12 +17,12 @@ from kvasir.core.requests import Role
 WIDE: dict[str, Any] = {"data_parallel_size": 16, "expert_parallel": True, "nodes": 2, "kv_events": False}
 
 
-def pool(**engine: Any) -> PoolSpec:
-    return PoolSpec(name="wide", role=Role.BOTH, gpus=8, engine=EngineSpec(**engine))
+def pool(gpus: float = 8, **engine: Any) -> PoolSpec:
+    return PoolSpec(name="wide", role=Role.BOTH, gpus=gpus, engine=EngineSpec(**engine))
 
 
-def problems(values: dict[str, Any], **engine: Any) -> list[str]:
-    deployment = Deployment(disaggregation="never", pools=(pool(**engine),))
+def problems(values: dict[str, Any], gpus: float = 8, **engine: Any) -> list[str]:
+    deployment = Deployment(disaggregation="never", pools=(pool(gpus, **engine),))
     return [str(problem) for problem in model_problems(deployment, models.config_of(values))]
 
 
@@ -89,6 +89,13 @@ def test_a_model_without_experts_has_nothing_to_divide() -> None:
     (found,) = problems(models.LLAMA_8B, data_parallel_size=2, nodes=2, kv_events=False)
     assert found.startswith("pools.wide.engine.data_parallel_size: 2 ranks over 2 nodes")
     assert problems(models.LLAMA_8B, data_parallel_size=2) == []
+
+
+def test_ranks_on_cpus_cannot_exchange_the_tokens_of_experts() -> None:
+    (found,) = problems(models.QWEN3_30B, gpus=0, data_parallel_size=2)
+    assert found.endswith("; set it to 1 and use more replicas")
+    assert problems(models.QWEN3_30B, gpus=0, tensor_parallel_size=2) == []
+    assert problems(models.LLAMA_8B, gpus=0, data_parallel_size=2) == []
 
 
 def test_kernels_that_are_not_installed_are_named_with_how_to_install_them() -> None:

@@ -20,7 +20,7 @@ from kvasir.ports.transfer import (
     TransferEvent,
 )
 from kvasir_workers.connector.handoff import worker as handoff_worker
-from kvasir_workers.connector.handoff.worker import HandoffWorker
+from kvasir_workers.connector.handoff.worker import HandoffWorker, RankPlace
 from kvasir_workers.connector.orders import (
     ExtendOrder,
     OfferOrder,
@@ -43,6 +43,7 @@ class Asked:
     targets: tuple[int, ...]
     source: BlockPart
     target: BlockPart
+    reader: BlockPart | None
 
 
 class Script:
@@ -79,8 +80,9 @@ class Script:
         *,
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
+        reader: BlockPart | None = None,
     ) -> None:
-        self.pulled.append(Asked(pull_id, offer, first, tuple(target_blocks), source, target))
+        self.pulled.append(Asked(pull_id, offer, first, tuple(target_blocks), source, target, reader))
 
     def release(self, lease_id: str) -> None:
         self.released.append(lease_id)
@@ -93,14 +95,15 @@ class Script:
 
 
 class Bench:
-    """Rank 1 of 2, unless said otherwise, whose naps are counted."""
+    """Rank 1 of 2 in the only stage, unless said otherwise, whose naps are counted."""
 
-    def __init__(self, rank: int = 1, ranks: int = 2) -> None:
+    def __init__(
+        self, rank: int = 1, ranks: int = 2, stage: int = 0, stages: int = 1, *, whole: bool = False
+    ) -> None:
         self.transfer = Script()
         self.naps: list[float] = []
-        self.side = HandoffWorker(
-            self.transfer, rank=rank, ranks=ranks, timeout_s=5.0, pause=self.naps.append
-        )
+        place = RankPlace(rank, ranks, stage, stages, layers=4, whole=whole)
+        self.side = HandoffWorker(self.transfer, place=place, timeout_s=5.0, pause=self.naps.append)
 
     def offer(self, request_id: str, lease_id: str, *, final: bool = True) -> None:
         order = OfferOrder(request_id, OfferParams(lease_id, 1, 10.0), (1, 2), 2 if final else 5, final)
@@ -251,6 +254,66 @@ def test_a_joined_pull_fails_only_when_no_piece_is_under_way() -> None:
     bench.transfer.upcoming = [[PullFailed(one, "io", "")], [PullSucceeded(other, 1000, 0.5)]]
     assert bench.side.poll(idle=False) == (set(), set())
     assert bench.side.take_failed() == set()
+    assert bench.side.poll(idle=False) == (set(), {"r"})
+    assert bench.side.take_failed() == {"r"}
+
+
+def test_a_rank_that_needs_a_latent_reads_it_whole_from_a_rank_that_several_read() -> None:
+    bench = Bench(rank=3, ranks=4, whole=True)
+    bench.pull("r", targets=(20, 21))
+    (asked,) = bench.transfer.pulled
+    assert (asked.offer.endpoint, asked.targets) == ("rank 1", (20, 21))
+    assert (asked.source, asked.target, asked.reader) == (UNSHARDED, UNSHARDED, BlockPart(1, 2))
+
+
+def test_of_ranks_that_have_the_same_latent_one_is_read_and_the_others_are_confirmed() -> None:
+    bench = Bench(rank=0, ranks=1, whole=True)
+    bench.pull("r", targets=(20, 21))
+    assert [(asked.offer.endpoint, asked.targets, asked.reader) for asked in bench.transfer.pulled] == [
+        ("rank 0", (20, 21), UNSHARDED),
+        ("rank 1", (), UNSHARDED),
+    ]
+    one, other = (asked.pull_id for asked in bench.transfer.pulled)
+    bench.transfer.upcoming = [[PullSucceeded(one, 2000, 0.25), PullSucceeded(other, 0, 0.0)]]
+    assert bench.side.poll(idle=False) == (set(), {"r"})
+    report = bench.side.take_report()
+    assert report is not None
+    assert report.received == {"r": Received(2000, 0.25)}
+
+
+FOUR = ("stage 0 rank 0", "stage 0 rank 1", "stage 1 rank 0", "stage 1 rank 1")
+
+
+def test_a_stage_pulls_from_the_same_stage_of_an_engine_with_as_many() -> None:
+    bench = Bench(rank=1, ranks=2, stage=1, stages=2)
+    bench.pull("r", encode(Ticket(FOUR, (5, 6, 7), 3, stages=2)), targets=(20, 21))
+    (asked,) = bench.transfer.pulled
+    assert (asked.pull_id, asked.offer.endpoint) == ("r", "stage 1 rank 1")
+
+
+def test_an_engine_of_one_stage_pulls_from_every_stage_that_has_its_layers() -> None:
+    bench = Bench(rank=0, ranks=1)
+    bench.pull("r", encode(Ticket(FOUR, (5, 6, 7), 3, stages=2)), targets=(20, 21))
+    assert [(asked.offer.endpoint, asked.target) for asked in bench.transfer.pulled] == [
+        ("stage 0 rank 0", BlockPart(0, 2)),
+        ("stage 0 rank 1", BlockPart(1, 2)),
+        ("stage 1 rank 0", BlockPart(0, 2)),
+        ("stage 1 rank 1", BlockPart(1, 2)),
+    ]
+    assert len({asked.pull_id for asked in bench.transfer.pulled}) == 4
+
+
+def test_a_stage_leaves_out_the_stages_whose_layers_others_have() -> None:
+    bench = Bench(rank=0, ranks=1, stage=1, stages=2)
+    bench.pull("r", encode(Ticket(("a", "b", "c", "d"), (5,), 1, stages=4)), targets=(20,))
+    assert [asked.offer.endpoint for asked in bench.transfer.pulled] == ["c", "d"]
+
+
+@pytest.mark.parametrize("stages", [0, 3])
+def test_a_ticket_whose_ranks_do_not_divide_among_its_stages_is_a_failed_pull(stages: int) -> None:
+    bench = Bench(rank=0, ranks=1)
+    bench.pull("r", encode(Ticket(FOUR, (5,), 1, stages=stages)), targets=(20,))
+    assert bench.transfer.pulled == []
     assert bench.side.poll(idle=False) == (set(), {"r"})
     assert bench.side.take_failed() == {"r"}
 

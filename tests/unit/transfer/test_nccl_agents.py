@@ -351,7 +351,7 @@ def test_a_peer_that_breaks_the_protocol_fails_its_pulls(
 
 
 @pytest.mark.parametrize(
-    "message", [End(0, "", ""), PullRequest(0, "l", 1, 0, 1, 0, 1), StorePut("key", b"value")], ids=repr
+    "message", [End(0, "", ""), PullRequest(0, "l", 1, 0, 1, 0, 1, 0, 1), StorePut("key", b"value")], ids=repr
 )
 def test_a_puller_that_breaks_the_protocol_harms_no_other(
     agent: Callable[[], LocalPeer], message: Message

@@ -28,7 +28,7 @@ from kvasir_workers.transfer.nccl.messages import (
 SECRET = b"s" * 32
 MESSAGES: list[Message] = [
     StorePut("0/1", b"\x00\xff"),
-    PullRequest(1, "lease", 7, 3, 40, 1, 2),
+    PullRequest(1, "lease", 7, 3, 40, 1, 2, 1, 2),
     Opening(1, 0, 2, b"\x00\xff" * 8),
     Chunk(1, 0, 12),
     End(1, "expired", "lease has ended"),

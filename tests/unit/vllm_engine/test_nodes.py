@@ -15,6 +15,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ExpertBalancingSpec, PoolSpec
 from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
@@ -67,21 +68,41 @@ def test_gpus_are_counted_for_each_node() -> None:
     assert reason.startswith("pools.wide.gpus: 7, and the engine's ranks need 8 ")
 
 
-def test_kv_is_handed_over_and_kept_by_engines_on_one_node_only() -> None:
+def test_tiers_are_kept_by_engines_on_one_node_only() -> None:
     tiers = deployment(
         EngineSpec(tensor_parallel_size=2, nodes=2), gpus=1, tiers=TiersSpec(cpu=CpuTierSpec())
     )
     (reason,) = unsupported_features(tiers, platform="cuda")
     assert reason.startswith("pools.wide.engine.nodes: tiers")
-    engine = EngineSpec(tensor_parallel_size=2, nodes=2)
-    pools = tuple(
-        PoolSpec(name=role.value, role=role, engine=engine, gpus=1) for role in (Role.PREFILL, Role.DECODE)
+    assert reason.endswith("; set it to 1, or leave tiers out")
+
+
+def apart(prefill: EngineSpec, decode: EngineSpec) -> Deployment:
+    """Prefill and decode on eight GPUs of each node."""
+    engines = {Role.PREFILL: prefill, Role.DECODE: decode}
+    pools = [PoolSpec(name=role.value, role=role, engine=each, gpus=8) for role, each in engines.items()]
+    return Deployment(pools=tuple(pools))
+
+
+def test_engines_over_nodes_and_stages_hand_kv_over() -> None:
+    spec = apart(WIDE, EngineSpec(tensor_parallel_size=8, nodes=2))
+    assert unsupported_features(spec, platform="cuda") == []
+    movement = KvMovement(layers=4, widened=1, window=8)
+    pool = spec.pools[0]
+    first, second = (
+        follower_arguments(spec, pool, model_path="/m", platform="cuda", place=place, movement=movement)
+        for place in (FIRST, SECOND)
     )
-    found = unsupported_features(Deployment(pools=pools), platform="cuda")
-    assert [each.partition(": ")[0] for each in found] == [
-        f"pools.{each.name}.engine.nodes" for each in pools
-    ]
-    assert all("disaggregation: never" in each for each in found)
+    assert second["disable_hybrid_kv_cache_manager"] is True
+    assert {name for name in first if first[name] != second[name]} == {"node_rank"}
+
+
+def test_engines_that_divide_layers_differently_know_of_each_other_s_stages() -> None:
+    for decode, stages in ((EngineSpec(tensor_parallel_size=8), [1, 2]), (WIDE, [])):
+        spec = apart(WIDE, decode)
+        for pool in spec.pools:
+            made = engine_arguments(spec, pool, model_path="/m", platform="cuda", place=FIRST)
+            assert made["kv_transfer_config"]["kv_connector_extra_config"]["stages"] == stages
 
 
 def test_tensor_parallel_ranks_may_be_on_several_nodes_without_gpus_too() -> None:

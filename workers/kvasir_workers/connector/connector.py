@@ -20,7 +20,7 @@ blocks are loaded from tiers, also after a failed pull.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +34,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
 from kvasir.core.errors import ConfigError
 from kvasir_workers.connector.adapters import make_transfer
 from kvasir_workers.connector.handoff.scheduler import HandoffScheduler
-from kvasir_workers.connector.handoff.worker import HandoffWorker
+from kvasir_workers.connector.handoff.worker import HandoffWorker, RankPlace
 from kvasir_workers.connector.kv_group import only_group
-from kvasir_workers.connector.kv_memory import layout_of, regions_of
+from kvasir_workers.connector.kv_memory import layers_of, layout_of, regions_of
+from kvasir_workers.connector.layer_slices import slices_of
 from kvasir_workers.connector.messages import (
     KvasirTierChanged,
     RankEndpoint,
@@ -54,6 +55,7 @@ from kvasir_workers.connector.orders import StepOrders, StepReport
 from kvasir_workers.connector.request_blocks import progress_of
 from kvasir_workers.connector.settings import Settings
 from kvasir_workers.connector.tiers.orders import TierOrders
+from kvasir_workers.transfer.common.sliced import SlicedTransfer
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from kvasir.ports.transfer import KvTransfer
     from kvasir_workers.connector.tiers.scheduler import TierScheduler
     from kvasir_workers.connector.tiers.worker import TierWorker
 
@@ -80,14 +83,16 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._group = only_group(kv_cache_config)
         self._blocks = kv_cache_config.num_blocks
         self._ranks: int = vllm_config.parallel_config.tensor_parallel_size
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise ConfigError("KV transfer and tiers need pipeline_parallel_size: 1")
+        self._stages: int = vllm_config.parallel_config.pipeline_parallel_size
+        self._layers: int = vllm_config.model_config.get_total_num_hidden_layers()
         try:
             self._settings = msgspec.convert(
                 dict(vllm_config.kv_transfer_config.kv_connector_extra_config), Settings
             )
         except msgspec.ValidationError as error:
             raise ConfigError(f"kv_connector_extra_config: {error}") from error
+        if self._stages > 1 and self._settings.tiers is not None:
+            raise ConfigError("tiers need pipeline_parallel_size: 1")
         self._endpoint: RankEndpoint | None = None
         self._pool: BlockPool | None = None
         self._scheduler: HandoffScheduler | None = None
@@ -113,12 +118,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         rank, endpoint = get_tensor_model_parallel_rank(), ""
         if self._settings.transfer:
             settings = self._settings
-            transfer = make_transfer(settings.transfer, settings.host, settings.checksum_parts)
-            endpoint = transfer.register(regions, layout)
+            transfer = self._transfer(kv_caches)
+            whole = self._group.whole
+            endpoint = transfer.register(regions, layout.of_whole_ranks() if whole else layout)
+            stage = get_pp_group().rank_in_group
             self._worker = HandoffWorker(
                 transfer,
-                rank=rank,
-                ranks=self._ranks,
+                place=RankPlace(rank, self._ranks, stage, self._stages, self._layers, whole),
                 timeout_s=settings.timeout_s,
                 pause=time.sleep,
             )
@@ -200,11 +206,14 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # Scheduler half
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """Store every rank's endpoint and layout; called once, before the first request."""
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Store the endpoint and layout of every rank, by pipeline stage and tensor-parallel rank; called
+        once, before the first request."""
         ordered = [each for _, each in sorted(metadata.items()) if isinstance(each, RankEndpoint)]
         if self._scheduler is not None:
-            self._scheduler.set_endpoints([each.endpoint for each in ordered])
+            self._scheduler.set_endpoints([each.endpoint for each in ordered], self._stages)
         if self._settings.tiers is not None and ordered:
             from kvasir_workers.connector.tiers.setup import make_tier_scheduler
 
@@ -313,13 +322,25 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         """Return a layout with heads outermost within a block if ranks of another number read it, else None
         for vLLM's choice."""
-        config = vllm_config.kv_transfer_config
-        return "HND" if config and config.kv_connector_extra_config.get("head_major") else None
+        config, model = vllm_config.kv_transfer_config, vllm_config.model_config
+        # A latent has no heads.
+        divided = model is None or not model.use_mla
+        return "HND" if divided and config and config.kv_connector_extra_config.get("head_major") else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TransferStats | None:
         """Return statistics for vLLM's loggers."""
         return TransferStats(data=data or {})
+
+    def _transfer(self, kv_caches: Mapping[str, torch.Tensor]) -> KvTransfer:
+        settings = self._settings
+
+        def make() -> KvTransfer:
+            return make_transfer(settings.transfer, settings.host, settings.checksum_parts)
+
+        if not settings.stages:
+            return make()
+        return SlicedTransfer(slices_of(layers_of(kv_caches), self._layers, settings.stages), make)
 
     def _orders(self) -> StepOrders:
         metadata = self._get_connector_metadata()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
+    MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
 class KvGroup(NamedTuple):
     """`block_size` is in tokens, `kv_heads` and `head_size` are those of the first layer. `window` is the
-    number of tokens whose blocks vLLM keeps, None for all."""
+    number of tokens whose blocks vLLM keeps, None for all. `whole`: every tensor-parallel rank has all of it
+    (MLA)."""
 
     block_size: int
     kv_heads: int
     head_size: int
     window: int | None
+    whole: bool
 
 
 def only_group(kv_cache_config: KVCacheConfig) -> KvGroup:
@@ -39,7 +42,8 @@ def only_group(kv_cache_config: KVCacheConfig) -> KvGroup:
         )
     first = layers[0]
     window = first.sliding_window if isinstance(first, SlidingWindowSpec) else None
-    return KvGroup(first.block_size, first.num_kv_heads, first.head_size, window)
+    whole = all(isinstance(layer, MLAAttentionSpec) for layer in layers)
+    return KvGroup(first.block_size, first.num_kv_heads, first.head_size, window, whole)
 
 
 def _layers_of(spec: KVCacheSpec) -> list[KVCacheSpec]:

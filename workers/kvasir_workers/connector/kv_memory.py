@@ -34,6 +34,18 @@ def regions_of(kv_caches: Mapping[str, torch.Tensor], blocks: int) -> tuple[KvRe
     return tuple(regions.values())
 
 
+def layers_of(kv_caches: Mapping[str, torch.Tensor]) -> list[int]:
+    """Return the number of each region's first layer in the model, in the order of `regions_of`. Raise
+    ConfigError if a layer's name has no number."""
+    found: dict[int, int] = {}
+    for name, tensor in kv_caches.items():
+        number = next((int(part) for part in name.split(".") if part.isdecimal()), None)
+        if number is None:
+            raise ConfigError(f"KV of layer {name} cannot be moved between stages: it has no number")
+        found.setdefault(tensor.data_ptr(), number)
+    return list(found.values())
+
+
 def layout_of(
     kv_caches: Mapping[str, torch.Tensor], regions: tuple[KvRegion, ...], group: KvGroup, ranks: int
 ) -> KvLayout:

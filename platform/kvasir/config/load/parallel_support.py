@@ -45,6 +45,12 @@ def expert_problems(pool: PoolSpec, config: ModelConfig) -> Iterator[tuple[str, 
     if not experts:
         yield from _dense(pool)
         return
+    if not pool.gpus and engine.data_parallel_size > 1:
+        yield (
+            f"{at}.data_parallel_size: vLLM's CPU kernels cannot exchange the tokens of experts between "
+            "data-parallel ranks",
+            "set it to 1 and use more replicas",
+        )
     if not engine.expert_parallel:
         return
     ranks, copies = engine.expert_ranks, 0 if engine.eplb is None else engine.eplb.redundant_experts

@@ -59,28 +59,21 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"{at}.max_num_batched_tokens: {engine.max_num_batched_tokens} is less than max_num_seqs "
             f"{engine.max_num_seqs}, so a full batch could not decode; raise it"
         )
-    if deployment.disaggregated and engine.pipeline_parallel_size > 1:
-        yield (
-            f"{at}.pipeline_parallel_size: KV is handed over per tensor-parallel rank of one stage; "
-            "set it to 1, or set disaggregation: never"
-        )
     if deployment.tiers.configured and not engine.prefix_caching:
         yield (
             f"{at}.prefix_caching: tiers keep KV under the engine's prefix hashes, and there are none "
             "without it; turn it on, or leave tiers out"
         )
-    if deployment.tiers.configured and engine.pipeline_parallel_size > 1 and not deployment.disaggregated:
+    if deployment.tiers.configured and engine.pipeline_parallel_size > 1:
         yield (
             f"{at}.pipeline_parallel_size: tiers keep a block over all layers, and each stage has a part of "
             "them; set it to 1 and use tensor_parallel_size, or leave tiers out"
         )
-    if engine.nodes > 1 and deployment.disaggregated:
+    if deployment.tiers.configured and engine.nodes > 1:
         yield (
-            f"{at}.nodes: KV is handed over by engines on one node only; set it to 1, or set "
-            "disaggregation: never"
+            f"{at}.nodes: tiers keep blocks of all ranks in memory that these share, which ranks on other "
+            "nodes do not; set it to 1, or leave tiers out"
         )
-    if engine.nodes > 1 and deployment.tiers.configured and not deployment.disaggregated:
-        yield (f"{at}.nodes: tiers keep what the ranks of one node computed; set it to 1, or leave tiers out")
 
 
 def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
@@ -94,11 +87,6 @@ def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
         )
     elif pool.role is Role.EMBED:
         yield f"{at}: an embed pool generates nothing to speculate on; remove it"
-    elif spec.schedule and pool.engine.data_parallel_size > 1:
-        yield (
-            f"{at}.schedule: data-parallel ranks have batches of different sizes and must propose equally "
-            "many tokens; leave it out, or set data_parallel_size: 1"
-        )
     elif spec.keeps_kv and deployment.moves_kv:
         yield (
             f"{at}.method: the KV of {spec.method} is in the same blocks as the model's, and workers without "

@@ -90,6 +90,7 @@ class HandoffScheduler:
         self._max_lease_s = max_lease_s
         self._overlap = overlap
         self._endpoints: tuple[str, ...] = ()
+        self._stages = 1
         self._prefilling: dict[str, _Prefilling] = {}
         self._releases: list[str] = []
         self._offers: list[OfferOrder | ExtendOrder] = []
@@ -102,9 +103,11 @@ class HandoffScheduler:
         self._counts = dict.fromkeys(stats.COUNTERS, 0)
         self._reported_leased = 0
 
-    def set_endpoints(self, endpoints: Sequence[str]) -> None:
-        """Set one agent endpoint per tensor-parallel rank, in rank order."""
+    def set_endpoints(self, endpoints: Sequence[str], stages: int = 1) -> None:
+        """Set one agent endpoint per tensor-parallel rank, in rank order, of each of `stages` pipeline
+        stages."""
         self._endpoints = tuple(endpoints)
+        self._stages = stages
 
     def arrived(self, request: HandoffRequest) -> None:
         """Handle a request that was queued."""
@@ -254,7 +257,7 @@ class HandoffScheduler:
             "fence": lease.fence,
             "ttl_s": lease.ttl_s,
             "blocks": total,
-            "ticket": encode(Ticket(self._endpoints, blocks, total)),
+            "ticket": encode(Ticket(self._endpoints, blocks, total, self._stages)),
         }
 
     def _untaken_pull(self, request: HandoffRequest) -> PullParams | None:

@@ -21,15 +21,17 @@ from kvasir.ports.transfer import (
     PullFailed,
     PullSucceeded,
 )
+from kvasir_workers.connector.layer_slices import sending_stages
 from kvasir_workers.connector.orders import (
     ExtendOrder,
     OfferOrder,
     PullOrder,
+    PullParams,
     Received,
     StepOrders,
     StepReport,
 )
-from kvasir_workers.transfer.common.ticket import decode
+from kvasir_workers.transfer.common.ticket import Ticket, decode
 
 _log = logging.getLogger(__name__)
 
@@ -61,24 +63,48 @@ class _Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class _RankPart:
+    """What this rank reads of number `rank` of a sender's tensor-parallel ranks, and as which of its readers.
+    Unless it `moves`, the other rank only learns that its KV is not needed."""
+
+    rank: int
+    source: BlockPart = UNSHARDED
+    target: BlockPart = UNSHARDED
+    reader: BlockPart = UNSHARDED
+    moves: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of a pull that comes from one rank of the sender."""
+    """The part of a pull that concerns one rank of the sender."""
 
     pull_id: str
     offer: Offer
-    source: BlockPart
-    target: BlockPart
+    part: _RankPart
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """The place of a rank in its engine: `rank` of `ranks` tensor-parallel ranks of pipeline stage `stage` of
+    `stages`, among which the model's `layers` are divided. `whole`: tensor-parallel ranks do not divide KV,
+    each has all of it, as with MLA."""
+
+    rank: int = 0
+    ranks: int = 1
+    stage: int = 0
+    stages: int = 1
+    layers: int = 0
+    whole: bool = False
 
 
 class HandoffWorker:
-    """Offers and pulls of one rank. `pause` sleeps; `rank` of `ranks` is the tensor-parallel rank."""
+    """Offers and pulls of the rank at `place`. `pause` sleeps."""
 
     def __init__(
-        self, transfer: KvTransfer, *, rank: int, ranks: int, timeout_s: float, pause: Callable[[float], None]
+        self, transfer: KvTransfer, *, place: RankPlace, timeout_s: float, pause: Callable[[float], None]
     ) -> None:
         self._transfer = transfer
-        self._rank = rank
-        self._ranks = ranks
+        self._place = place
         self._timeout_s = timeout_s
         self._pause = pause
         self._leases: dict[str, _Lease] = {}
@@ -122,10 +148,11 @@ class HandoffWorker:
                         piece.pull_id,
                         piece.offer,
                         order.first_block,
-                        order.targets,
+                        order.targets if piece.part.moves else (),
                         self._timeout_s,
-                        source=piece.source,
-                        target=piece.target,
+                        source=piece.part.source,
+                        target=piece.part.target,
+                        reader=piece.part.reader,
                     )
                 except TransferError as error:
                     self._refused.append(PullFailed(piece.pull_id, "layout", error.message))
@@ -211,32 +238,48 @@ class HandoffWorker:
 
     def _pieces(self, order: PullOrder) -> list[_Piece]:
         """Return this rank's pulls: one if the sender has as many ranks or fewer, else one from each rank
-        that holds some of this rank's heads. Raise TransferError."""
-        handoff = order.handoff
-        ticket = decode(handoff.ticket)
-        mine, theirs = self._ranks, len(ticket.ranks)
+        that holds some of this rank's heads; from each stage that holds some of its layers. Raise
+        TransferError."""
+        ticket = decode(order.handoff.ticket)
         if order.first_block + len(order.targets) > ticket.total:
             raise TransferError(f"the pull needs more blocks than the {ticket.total} offered")
-
-        def piece(
-            name: str, rank: int, source: BlockPart = UNSHARDED, target: BlockPart = UNSHARDED
-        ) -> _Piece:
-            endpoint = ticket.ranks[rank]
-            offer = Offer(
-                handoff.lease_id, handoff.fence, handoff.ttl_s, ticket.blocks, ticket.total, endpoint
+        stages = ticket.stages
+        if stages < 1 or len(ticket.ranks) % stages:
+            raise TransferError(f"the ticket has {len(ticket.ranks)} ranks in {stages} pipeline stages")
+        place = self._place
+        theirs = len(ticket.ranks) // stages
+        parts = self._parts(theirs)
+        sources = [
+            (stage * theirs + part.rank, part)
+            for stage in sending_stages(place.layers, place.stage, place.stages, stages)
+            for part in parts
+        ]
+        return [
+            _Piece(
+                order.pull_id if len(sources) == 1 else f"{order.pull_id}/{number}",
+                _offer(order.handoff, ticket, rank),
+                part,
             )
-            return _Piece(name, offer, source, target)
+            for number, (rank, part) in enumerate(sources)
+        ]
 
+    def _parts(self, theirs: int) -> list[_RankPart]:
+        """Return what this rank reads of which of a stage's `theirs` tensor-parallel ranks. Raise
+        TransferError."""
+        place = self._place
+        mine, rank = place.ranks, place.rank
         if theirs and mine % theirs == 0:
             sharing = mine // theirs
-            rank, share = divmod(self._rank, sharing)
-            return [piece(order.pull_id, rank, source=BlockPart(share, sharing))]
+            of, share = divmod(rank, sharing)
+            reader = BlockPart(share, sharing)
+            return [_RankPart(of, UNSHARDED if place.whole else reader, reader=reader)]
         if theirs % mine == 0 and theirs:
             held = theirs // mine
-            return [
-                piece(f"{order.pull_id}/{share}", self._rank * held + share, target=BlockPart(share, held))
-                for share in range(held)
-            ]
+            first = rank * held
+            if place.whole:
+                # Any of them has all of it.
+                return [_RankPart(first + share, moves=share == 0) for share in range(held)]
+            return [_RankPart(first + share, target=BlockPart(share, held)) for share in range(held)]
         raise TransferError(f"tensor_parallel_size: {mine} != {theirs}, and neither divides the other")
 
     def _end_lease(self, event: LeaseEnded) -> None:
@@ -269,3 +312,10 @@ class HandoffWorker:
             self._failed.add(pull.order.pull_id)
         self._report.received[pull_id] = pull.received
         return {pull_id}
+
+
+def _offer(handoff: PullParams, ticket: Ticket, rank: int) -> Offer:
+    """Return the offer of one of the sender's ranks."""
+    return Offer(
+        handoff.lease_id, handoff.fence, handoff.ttl_s, ticket.blocks, ticket.total, ticket.ranks[rank]
+    )

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
@@ -22,15 +23,25 @@ from kvasir_workers.engines.vllm.embedding import embedding_arguments
 from kvasir_workers.engines.vllm.replica import CACHE_FOLDER, served_weights, with_draft
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment, log_level
 from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
+from kvasir_workers.engines.vllm.setup.movement import movement_of
 
 
 def follower_arguments(
-    deployment: Deployment, pool: PoolSpec, *, model_path: str, platform: str, place: NodePlace
+    deployment: Deployment,
+    pool: PoolSpec,
+    *,
+    model_path: str,
+    platform: str,
+    place: NodePlace,
+    movement: KvMovement | None = None,
 ) -> dict[str, Any]:
     """Return the leader's arguments with another place: ranks must agree on all that shapes what they
-    compute."""
-    makes = embedding_arguments if pool.role is Role.EMBED else engine_arguments
-    return makes(deployment, pool, model_path=model_path, platform=platform, place=place)
+    compute. Agents of the transfer serve at this node's `transfer.host`."""
+    if pool.role is Role.EMBED:
+        return embedding_arguments(deployment, pool, model_path=model_path, platform=platform, place=place)
+    return engine_arguments(
+        deployment, pool, model_path=model_path, platform=platform, movement=movement, place=place
+    )
 
 
 async def follow(
@@ -57,7 +68,12 @@ async def follow(
         folder = await asyncio.to_thread(served_weights, deployment, Path(model_path), cache_folder)
         drafted = await asyncio.to_thread(with_draft, pool)
         arguments = follower_arguments(
-            deployment, drafted, model_path=str(folder), platform=platform, place=place
+            deployment,
+            drafted,
+            model_path=str(folder),
+            platform=platform,
+            place=place,
+            movement=movement_of(deployment, Path(model_path)),
         )
         await asyncio.to_thread(follower_runtime.run_ranks, arguments)
     except START_ERRORS as error:

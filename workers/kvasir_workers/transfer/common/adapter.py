@@ -119,11 +119,13 @@ class AgentTransfer(ABC):
         *,
         source: BlockPart = UNSHARDED,
         target: BlockPart = UNSHARDED,
+        reader: BlockPart | None = None,
     ) -> None:
         """See the port."""
         if self._receiver is None:
             raise TransferError("no KV memory is registered")
-        self._receiver.pull(PullSpec(pull_id, offer, first, tuple(target_blocks), source, target, timeout_s))
+        targets, as_reader = tuple(target_blocks), reader or source
+        self._receiver.pull(PullSpec(pull_id, offer, first, targets, source, target, as_reader, timeout_s))
 
     def release(self, lease_id: str) -> None:
         """See the port."""

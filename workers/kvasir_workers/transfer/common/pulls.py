@@ -21,6 +21,7 @@ class PullSpec:
     targets: tuple[int, ...]
     source: BlockPart
     target: BlockPart
+    reader: BlockPart
     timeout_s: float
 
     def succeeded(self, block_bytes: int, seconds: float) -> PullSucceeded:

@@ -22,13 +22,15 @@ MAX_DECODED_BYTES = 16 << 20
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
-class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`ranks` has one agent endpoint per tensor-parallel rank, in rank order; `blocks` are the sender's block
-    ids, in the prompt's order, that were complete when the ticket was written, the first of `total`."""
+class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`ranks` has one agent endpoint per tensor-parallel rank, in rank order, of one after another of the
+    `stages` pipeline stages; `blocks` are the sender's block ids, in the prompt's order, that were complete
+    when the ticket was written, the first of `total`."""
 
     ranks: tuple[str, ...]
     blocks: tuple[int, ...]
     total: int
+    stages: int = 1
 
 
 def pack(payload: bytes) -> str:

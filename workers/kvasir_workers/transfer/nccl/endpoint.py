@@ -11,7 +11,7 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir_workers.transfer.common import ticket
 
-VERSION = 1
+VERSION = 2
 SECRET_BYTES = 32
 
 

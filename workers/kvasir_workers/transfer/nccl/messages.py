@@ -24,7 +24,8 @@ class StorePut(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 
 class PullRequest(msgspec.Struct, frozen=True, array_like=True, tag="p"):
-    """Requests `blocks` blocks of a lease from number `first` on, of each the part `index` of `of`."""
+    """Requests `blocks` blocks of a lease from number `first` on, of each the part `index` of `of`, as number
+    `reader` of `readers`."""
 
     number: int
     lease_id: str
@@ -33,6 +34,8 @@ class PullRequest(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     blocks: int
     index: int
     of: int
+    reader: int
+    readers: int
 
 
 class Withdraw(msgspec.Struct, frozen=True, array_like=True, tag="w"):

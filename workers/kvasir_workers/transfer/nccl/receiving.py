@@ -282,6 +282,8 @@ class PulledAgent:
                     len(pull.wanted.targets),
                     pull.wanted.source.index,
                     pull.wanted.source.of,
+                    pull.wanted.reader.index,
+                    pull.wanted.reader.of,
                 )
                 control.send(request)
             self._begun.popleft()

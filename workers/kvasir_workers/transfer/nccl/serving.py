@@ -254,8 +254,8 @@ class ServedPeer:
             case Confirm(number):
                 request = self._unconfirmed.pop(number, None)
                 if request is not None:
-                    part = BlockPart(request.index, request.of)
-                    self._book.confirm(request.lease_id, request.fence, part)
+                    reader = BlockPart(request.reader, request.readers)
+                    self._book.confirm(request.lease_id, request.fence, reader)
             case StorePut():
                 pass
             case _:

@@ -329,8 +329,8 @@ class NixlReceiver:
         notice = PulledNotice(
             pull.wanted.offer.lease_id,
             pull.wanted.offer.fence,
-            pull.wanted.source.index,
-            pull.wanted.source.of,
+            pull.wanted.reader.index,
+            pull.wanted.reader.of,
         )
         self._agent.notify(pull.endpoint.agent, msgspec.msgpack.encode(notice))
         self._finish(pull, pull.wanted.succeeded(pull.block_bytes, pull.timer.seconds))

@@ -251,12 +251,6 @@ def _speculation(spec: SpeculativeSpec) -> dict[str, Any]:
         found |= {"prompt_lookup_max": spec.lookup_max, "prompt_lookup_min": spec.lookup_min}
     if spec.model is not None:
         found["model"] = spec.model
-    if spec.schedule:
-        # vLLM's ranges include both ends, and the last one holds for all larger batches.
-        ends = [step.batch - 1 for step in spec.schedule[1:]] + [spec.schedule[-1].batch]
-        found["num_speculative_tokens_per_batch_size"] = [
-            (step.batch, end, step.tokens) for step, end in zip(spec.schedule, ends, strict=True)
-        ]
     return found
 
 
@@ -270,6 +264,7 @@ def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[st
             "overlap": transfer.overlap == "always" or (transfer.overlap == "auto" and platform != "cpu"),
             "checksum_parts": _parts(deployment, pool) if transfer.checksum else 0,
             "head_major": len({each.engine.tensor_parallel_size for each in deployment.pools}) > 1,
+            "stages": _stages(deployment),
             "lease_s": transfer.lease_s,
             "timeout_s": transfer.stall_timeout_s,
         }
@@ -298,3 +293,9 @@ def _parts(deployment: Deployment, pool: PoolSpec) -> int:
     """Return in how many parts other pools' ranks read a block of one rank of `pool`."""
     mine = pool.engine.tensor_parallel_size
     return max(1, *(each.engine.tensor_parallel_size // mine for each in deployment.pools))
+
+
+def _stages(deployment: Deployment) -> list[int]:
+    """Return the numbers of pipeline stages of the pools, [] if all have as many."""
+    found = sorted({each.engine.pipeline_parallel_size for each in deployment.pools})
+    return found if len(found) > 1 else []

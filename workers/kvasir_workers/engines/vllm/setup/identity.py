@@ -13,6 +13,9 @@ from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
 from kvasir.core.requests import Role
 from kvasir_workers.engines.vllm.setup.hardware import hardware_of
 
+_LATENT = "MLAAttentionSpec:"
+"""How KvLayout.layout begins where every tensor-parallel rank has all of a block."""
+
 
 async def identity_of(
     runtime: ModuleType,
@@ -31,7 +34,7 @@ async def identity_of(
     reports no KV."""
     copies = pool.engine.data_parallel_size
     embeds = pool.role is Role.EMBED
-    layout = NO_KV if embeds else await _layout(llm, pool)
+    held = NO_KV if embeds else await _layout(llm, pool)
     shares = await llm.collective_rpc("kvasir_model")
     return WorkerIdentity(
         worker_id=worker_id,
@@ -42,7 +45,7 @@ async def identity_of(
         revision=deployment.model.revision,
         tokenizer_digest=tokenizer_digest,
         max_model_len=llm.model_config.max_model_len,
-        kv=layout,
+        kv=held.of_whole_ranks() if held.layout.startswith(_LATENT) else held,
         # vLLM's front sums the blocks of all data-parallel ranks.
         kv_blocks=0 if embeds else llm.vllm_config.cache_config.num_gpu_blocks // copies,
         engine="vllm",
@@ -59,15 +62,16 @@ async def identity_of(
         golden=await asyncio.to_thread(
             runtime.golden, llm, deployment.model.name, configured_template(deployment.model.chat_template)
         ),
-        shared_tier="" if embeds else await asyncio.to_thread(_shared_tier, deployment, layout, model_path),
+        shared_tier="" if embeds else await asyncio.to_thread(_shared_tier, deployment, held, model_path),
     )
 
 
 async def _layout(llm: Any, pool: PoolSpec) -> KvLayout:
-    return KvLayout(
-        **(await llm.collective_rpc("kvasir_kv_layout"))[0],
-        tensor_parallel_size=pool.engine.tensor_parallel_size,
-    )
+    """Return the layout of the first tensor-parallel rank over all pipeline stages."""
+    ranks = pool.engine.tensor_parallel_size
+    stages = (await llm.collective_rpc("kvasir_kv_layout"))[::ranks]
+    summed = {name: sum(stage[name] for stage in stages) for name in ("layers", "bytes_per_block")}
+    return KvLayout(**{**stages[0], **summed}, tensor_parallel_size=ranks)
 
 
 def _shared_tier(deployment: Deployment, layout: KvLayout, model_path: Path) -> str:

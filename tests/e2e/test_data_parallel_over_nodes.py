@@ -1,0 +1,99 @@
+"""Data-parallel ranks of a mixture of experts on two nodes, on real vLLM: each answers as one engine does.
+
+vLLM's CPU build lacks two collectives of the exchange, which tests/kit/engines/gathering_worker.py adds;
+experts are divided in parts, since its kernels cannot divide them whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.models.architectures import named
+from tests.kit.models.maker import make_model
+from tests.kit.processes import lives
+
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.core.requests import Role, Sampling
+from kvasir_workers.engines.nodes import NodePlace, leading
+
+pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+GATHERS = {"worker_cls": "tests.kit.engines.gathering_worker.GatheringWorker"}
+GREEDY = Sampling(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
+FOLLOWER = """
+import asyncio, sys
+from kvasir.config.spec.deployment import Deployment
+from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.vllm.follower import follow
+
+spec = Deployment.model_validate_json(sys.argv[1])
+place = NodePlace(1, "127.0.0.1", sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+asyncio.run(follow(spec, spec.pools[0], place, model_path=sys.argv[2]))
+"""
+
+
+def deployment(**engine: object) -> Deployment:
+    small = {"threads": 1, "kv_cache_bytes": 16 << 20, "kv_events": False}
+    pool = PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec.model_validate(small | engine))
+    model = ModelSpec(dtype="float32", max_model_len=512)
+    return Deployment(model=model, disaggregation="never", pools=(pool,))
+
+
+@asynccontextmanager
+async def running(
+    spec: Deployment, folder: str, place: NodePlace | None = None
+) -> AsyncIterator[EngineBench]:
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    engine = VllmEngine(spec, spec.pools[0], model_path=folder, place=place)
+    try:
+        yield await start_bench(engine, "both")
+    finally:
+        await engine.stop()
+
+
+async def answers(bench: EngineBench, prompts: list[list[int]], rank: int | None) -> list[list[float]]:
+    """Return the log-probabilities of what a rank generates for each prompt, all at once."""
+    requests = [replace(bench.request(prompt, GREEDY), data_parallel_rank=rank) for prompt in prompts]
+    return [[each.sampled.logprob for each in done.choice().logprobs] for done in await bench.run(*requests)]
+
+
+async def test_every_rank_answers_as_one_engine_does_and_a_lost_node_takes_its_cores_along(
+    tmp_path: Path,
+) -> None:
+    folder = str(make_model(named("qwen3-moe"), tmp_path / "model"))
+    prompts = FreshPrompts(random.Random(5))
+    asked = [prompts.fresh(length) for length in (2, 33, 120, 300)]
+    async with running(deployment(), folder) as alone:
+        expected = await answers(alone, asked, None)
+    spec = deployment(data_parallel_size=2, nodes=2, args=GATHERS)
+    place = leading("127.0.0.1")
+    arguments = [spec.model_dump_json(), folder, place.leader, str(place.port), str(place.rpc_port)]
+    follower = psutil.Popen([sys.executable, "-c", FOLLOWER, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL)
+    try:
+        async with running(spec, folder, place) as spread:
+            assert spread.identity.data_parallel_size == 2
+            for rank in range(2):
+                found = await answers(spread, asked, rank)
+                for mine, theirs in zip(found, expected, strict=True):
+                    assert mine == pytest.approx(theirs, abs=1e-4)
+            below = follower.children(recursive=True)
+            assert len(below) >= 2, "a core and a rank"
+            follower.kill()
+            # The front would not notice: in a pool, Ray does.
+            await asyncio.to_thread(psutil.wait_procs, below, timeout=10)
+            assert [each for each in below if lives(each)] == [], "cores outlive their node"
+    finally:
+        follower.kill()
+        follower.wait()
