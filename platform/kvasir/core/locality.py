@@ -50,6 +50,18 @@ class Locality:
         if len(self.nics) > MAX_NICS:
             raise ValueError(f"{len(self.nics)} NICs are more than {MAX_NICS}")
 
+    def completed(self, other: Locality) -> Locality:
+        """Return this locality, with what `other` knows in place of what is unknown."""
+        if other == NOWHERE:
+            return self
+        return Locality(
+            self.node or other.node,
+            self.zone or other.zone,
+            self.rack or other.rack,
+            self.nvlink_domain or other.nvlink_domain,
+            self.nics or other.nics,
+        )
+
     @property
     def nic_bits_per_s(self) -> int:
         """Rate of the fastest NIC over which KV can move: an RDMA device if there is one, because transfers

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvasir.core.errors import ProtocolError
+from kvasir.core.locality import NOWHERE, Locality
 
 NAMESPACE = b"kvasir"
 HEARTBEAT_S = 1.0
@@ -41,12 +42,14 @@ def is_worker_address(text: str) -> bool:
 class Endpoint:
     """A worker's gRPC address (`host:port`, or an in-memory name) and the pool that it reports.
 
-    `worker_id` is unique per process: a restarted worker has a new one.
+    `worker_id` is unique per process: a restarted worker has a new one. `locality` is what discovery knows of
+    its place; it does not make another endpoint.
     """
 
     worker_id: str
     address: str
     pool: str
+    locality: Locality = field(default=NOWHERE, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

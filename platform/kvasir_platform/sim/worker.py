@@ -99,5 +99,6 @@ async def start_worker(
         epoch=epoch,
         clock=process,
         limits=SessionHostLimits(resume_window_s=spec.resume_window_s, heartbeat_s=spec.heartbeat_s),
+        locality=deployment.pool(endpoint.pool).topology.locality,
     )
     return SimWorker(endpoint, engine, host, faults, process, engine_clock, epoch)

@@ -6,7 +6,7 @@ sides shown, because serving with it would give wrong tokens or a cold cache wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity, registration_conflicts
@@ -100,6 +100,12 @@ class Registry:
         known.state, known.reason = state, reason
         if state == CONNECTING:
             known.identity = None
+
+    def located(self, worker_id: str, identity: WorkerIdentity) -> WorkerIdentity:
+        """Return the identity of a known worker, with what discovery knows of its place where the worker
+        reports nothing."""
+        locality = identity.locality.completed(self._known[worker_id].endpoint.locality)
+        return identity if locality == identity.locality else replace(identity, locality=locality)
 
     def register(self, worker_id: str, identity: WorkerIdentity) -> bool:
         """Accept or refuse a worker by its identity; the view has the reasons."""

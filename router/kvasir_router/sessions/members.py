@@ -232,6 +232,7 @@ class SessionMembers:
                 self.settle(worker_id)
 
     def _ready(self, worker_id: str, member: SessionMember, identity: WorkerIdentity) -> None:
+        identity = self.registry.located(worker_id, identity)
         if not self.registry.register(worker_id, identity):
             return
         self._feed(WorkerReady(worker_id, identity))

@@ -20,6 +20,7 @@ from kvasir.config.spec.deployment import (
     SimSpec,
 )
 from kvasir.core.errors import CapacityError, RequestError
+from kvasir.core.locality import NOWHERE, Locality, Nic, NicProtocol
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request, Role, Sampling, Task, token_ids
 from kvasir.ports.clock import Clock
@@ -76,18 +77,24 @@ class Fleet:
         self.router = made
         self.running = asyncio.create_task(made.run())
 
-    async def add(self, pool_name: str) -> str:
+    async def add(self, pool_name: str, reported: Locality = NOWHERE, found: Locality = NOWHERE) -> str:
         view = self.deployment.view_of(pool_name)
         pool = view.pool(pool_name)
         kind = SimEmbeddingEngine if pool.role is Role.EMBED else SimEngine
         engine = kind(view, pool, clock=self.clock, tokenizer_digest=DIGEST)
         worker_id = f"{pool_name}-{len(self.hosts)}"
         host = await SessionHost.start(
-            engine, worker_id=worker_id, epoch=1, clock=self.clock, limits=SessionHostLimits()
+            engine,
+            worker_id=worker_id,
+            epoch=1,
+            clock=self.clock,
+            limits=SessionHostLimits(),
+            locality=reported,
         )
         self.network.listen(worker_id, host.serve, host.snapshot, None)
         self.hosts[worker_id], self.engines[worker_id] = host, engine
-        await self.discovery.put(*self.discovery.endpoints, Endpoint(worker_id, worker_id, pool_name))
+        endpoint = Endpoint(worker_id, worker_id, pool_name, found)
+        await self.discovery.put(*self.discovery.endpoints, endpoint)
         return worker_id
 
     async def until_ready(self, workers: int) -> None:
@@ -148,6 +155,21 @@ def test_each_model_is_served_by_its_own_workers() -> None:
         assert vector.last.embedding == simulated_embedding(token_ids(range(20)))
         assert [view.worker_id for view in fleet.router.workers()] == ["first-0", "second-1", "vectors-2"]
         assert fleet.router.accounting().consistent
+
+    tell(story)
+
+
+def test_a_worker_is_shown_where_it_says_that_it_is_and_else_where_discovery_finds_it() -> None:
+    async def story(fleet: Fleet) -> None:
+        nic = Nic("mlx5_0", NicProtocol.RDMA, 400_000_000_000)
+        await fleet.add("first", Locality("n1", "z1", "r1", "d1", (nic,)), Locality("n9", "z9"))
+        await fleet.add("second", Locality(rack="r2"), Locality("n2", "z2"))
+        await fleet.until_ready(2)
+        identities = [view.identity for view in fleet.router.workers()]
+        assert [identity and identity.locality for identity in identities] == [
+            Locality("n1", "z1", "r1", "d1", (nic,)),
+            Locality("n2", "z2", "r2"),
+        ]
 
     tell(story)
 

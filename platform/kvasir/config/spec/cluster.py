@@ -34,7 +34,7 @@ LabelKey = Annotated[
 class NodeLabelsSpec(Spec):
     """Node labels from which the location of workers is known. The chart passes the labels of the same names
     of each pod to its worker: Kubernetes copies the zone from node to pod (from 1.35 by default), and an
-    admission policy can copy the others."""
+    admission policy can copy the others. Zones are known without labels too, from EndpointSlices."""
 
     zone: LabelKey = "topology.kubernetes.io/zone"
     rack: LabelKey | None = None

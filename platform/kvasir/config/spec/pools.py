@@ -11,6 +11,7 @@ from kvasir.config.checks.all2all import WITH_MICROBATCHES, WITHOUT_BALANCING, A
 from kvasir.config.spec.base import Name, Spec
 from kvasir.config.spec.engine_args import KV_LAYOUT, EngineArgs
 from kvasir.config.spec.scaling import PoolScalingSpec
+from kvasir.core.locality import Locality
 from kvasir.core.requests import Role
 from kvasir.hardware.gpus import gpu_named, gpu_names
 
@@ -205,6 +206,11 @@ class TopologySpec(Spec):
     """Rack within the zone."""
     nvlink_domain: LabelValue | None = None
     """GPUs that reach each other over NVLink, as in the node label `nvidia.com/gpu.clique`."""
+
+    @property
+    def locality(self) -> Locality:
+        """What this states of the location of a worker."""
+        return Locality(zone=self.zone or "", rack=self.rack or "", nvlink_domain=self.nvlink_domain or "")
 
 
 class PoolSpec(Spec):

@@ -1,7 +1,7 @@
 """The location of a worker, as its spec, its environment and its node say.
 
-A pod cannot read the labels of its node. Kubernetes copies some of them to the pod, from where the chart puts
-them into the variables below; see docs/TOPOLOGY.md.
+A pod cannot read the labels of its node. The chart puts labels of the pod, to which some are copied, into the
+variables below; see docs/TOPOLOGY.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,8 @@ NODE, ZONE, RACK, NVLINK_DOMAIN = "KVASIR_NODE", "KVASIR_ZONE", "KVASIR_RACK", "
 def locality_of(pool: PoolSpec, environ: Mapping[str, str], nics: tuple[Nic, ...]) -> Locality:
     """Return the location of a worker of that pool. The spec takes precedence over the environment. Raises
     ConfigError for a variable with too long a value."""
-    declared = pool.topology
-    return Locality(
-        node=_variable(environ, NODE),
-        zone=declared.zone or _variable(environ, ZONE),
-        rack=declared.rack or _variable(environ, RACK),
-        nvlink_domain=declared.nvlink_domain or _variable(environ, NVLINK_DOMAIN),
-        nics=nics,
-    )
+    node, zone, rack, domain = (_variable(environ, name) for name in (NODE, ZONE, RACK, NVLINK_DOMAIN))
+    return pool.topology.locality.completed(Locality(node, zone, rack, domain, nics))
 
 
 def _variable(environ: Mapping[str, str], name: str) -> str:

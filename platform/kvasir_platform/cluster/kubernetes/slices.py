@@ -18,6 +18,7 @@ import msgspec
 
 from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir.core.errors import ProtocolError
+from kvasir.core.locality import NOWHERE, Locality
 from kvasir.core.membership import Endpoint
 
 GROUP = "discovery.k8s.io"
@@ -53,6 +54,8 @@ class _Endpoint(msgspec.Struct, rename="camel"):
     addresses: list[str]
     conditions: _Conditions | None = None
     target_ref: _Ref | None = None
+    node_name: str | None = None
+    zone: str | None = None
 
 
 class _Port(msgspec.Struct):
@@ -70,7 +73,8 @@ class _Slice(msgspec.Struct, rename="camel"):
 @dataclass(frozen=True, slots=True)
 class SliceEndpoint:
     """One endpoint of one slice. `pod` identifies the pod across slices; `address` is `host:port`, with
-    brackets for IPv6, or "" if the slice has no port of the requested name."""
+    brackets for IPv6, or "" if the slice has no port of the requested name. `locality` has its node and the
+    node's zone."""
 
     pod: str
     name: str
@@ -78,6 +82,7 @@ class SliceEndpoint:
     address: str
     ready: bool
     terminating: bool
+    locality: Locality = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ def workers(slices: Iterable[Slice], family: Family) -> frozenset[Endpoint]:
                 if place.pod not in best or rank < best[place.pod][0]:
                     best[place.pod] = rank, place
     return frozenset(
-        Endpoint(f"{place.name}@{place.address}", place.address, pool)
+        Endpoint(f"{place.name}@{place.address}", place.address, pool, place.locality)
         for pod, ((_, _, pool), place) in best.items()
         if pod not in deleted
     )
@@ -150,4 +155,13 @@ def _place(endpoint: _Endpoint, pool: str, port: int | None) -> SliceEndpoint | 
         address="" if port is None else f"[{host}]:{port}" if ipv6 else f"{host}:{port}",
         ready=conditions.ready is not False,
         terminating=bool(conditions.terminating),
+        locality=_locality(endpoint),
     )
+
+
+def _locality(endpoint: _Endpoint) -> Locality:
+    try:
+        return Locality(node=endpoint.node_name or "", zone=endpoint.zone or "")
+    except ValueError:
+        # No name of the API is as long: the place is unknown, and the worker serves.
+        return NOWHERE

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.kit.cluster.slices import Pod, endpoint_slice, slice_of_service
 
 from kvasir.core.errors import ProtocolError
+from kvasir.core.locality import NOWHERE, Locality
 from kvasir.core.membership import Endpoint
 from kvasir_platform.cluster.kubernetes.api import Event, Listing
 from kvasir_platform.cluster.kubernetes.reflector import Copy
@@ -181,3 +182,25 @@ def test_after_an_event_without_a_version_everything_is_to_be_listed() -> None:
     copy = Copy({}, "5")
     copy.apply(Event("ADDED", "one", "", b"1"))
     assert copy.version is None
+
+
+def test_a_slice_says_on_which_node_and_in_which_zone_a_worker_is() -> None:
+    one = endpoint_slice("decode", [Pod("a", "10.0.0.1"), Pod("b", "10.0.0.2"), Pod("c", "10.0.0.3")])
+    known, partly, endless = one["endpoints"]
+    known |= {"nodeName": "n1", "zone": "eu-1a"}
+    del partly["nodeName"]
+    endless["nodeName"] = "n" * 300
+    assert {each.address: each.locality for each in found(one)} == {
+        "10.0.0.1:7000": Locality(node="n1", zone="eu-1a"),
+        "10.0.0.2:7000": NOWHERE,
+        "10.0.0.3:7000": NOWHERE,
+    }
+
+
+def test_a_zone_that_becomes_known_makes_no_other_worker() -> None:
+    before, after = (
+        endpoint_slice("decode", [Pod("a", "10.0.0.1")]),
+        endpoint_slice("decode", [Pod("a", "10.0.0.1")]),
+    )
+    after["endpoints"][0]["zone"] = "eu-1a"
+    assert found(before) == found(after)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.locality import Locality
 from kvasir.core.membership import Endpoint
 from kvasir.ports.router import HealthView
 from kvasir_router.fleet.registry import CONNECTING, Registry
@@ -76,3 +77,14 @@ def test_views_come_by_pool_and_id() -> None:
     known = registry("b", "a")
     known.add(Endpoint("z", "z:1", "first"))
     assert [entry.endpoint.worker_id for entry in known.all()] == ["z", "a", "b"]
+
+
+def test_discovery_says_where_a_worker_is_if_the_worker_does_not(make_identity: MakeIdentity) -> None:
+    known = registry()
+    known.add(Endpoint("a", "a:1", "pool", Locality(node="n1", zone="z1")))
+    known.add(Endpoint("b", "b:1", "pool"))
+    silent = make_identity("a")
+    assert known.located("a", silent).locality == Locality(node="n1", zone="z1")
+    talkative = replace(silent, locality=Locality(zone="z2", rack="r2"))
+    assert known.located("a", talkative).locality == Locality(node="n1", zone="z2", rack="r2")
+    assert known.located("b", talkative) is talkative
