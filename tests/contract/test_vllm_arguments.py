@@ -6,13 +6,14 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from tests.kit import vllm_arguments
 
 from kvasir.checkpoint.sampling_defaults import sampling_defaults
 from kvasir.config.checks import vllm_args
+from kvasir.config.checks.kv_dtypes import REFUSED, SERVED, KvDtype
 from kvasir.config.checks.quantization import AT_LOAD, ENGINE_METHODS
 from kvasir.config.checks.vllm_args import VllmArgs
 from kvasir.config.load.model_files import resolve_model
@@ -39,6 +40,26 @@ def test_the_methods_of_quantization_are_those_of_the_installed_vllm() -> None:
     left_out = {*quantization.DEPRECATED_QUANTIZATION_METHODS, "online"}
     assert set(ENGINE_METHODS) == {*quantization.QUANTIZATION_METHODS, *online} - left_out
     assert set(AT_LOAD) == online | {"fp8", "experts_int8"}
+
+
+def test_each_kv_dtype_of_the_installed_vllm_is_served_or_refused_with_a_reason() -> None:
+    from vllm.config.cache import CacheDType
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    names = set(get_args(CacheDType))
+    assert {*SERVED, *REFUSED} == names
+    assert set(get_args(KvDtype)) == set(SERVED) == set(CPUAttentionBackend.supported_kv_cache_dtypes)
+    assert not set(SERVED) & set(REFUSED)
+
+
+def test_vllm_reads_the_schedule_of_speculation() -> None:
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    steps = [{"batch": 1, "tokens": 3}, {"batch": 2, "tokens": 1}, {"batch": 4, "tokens": 0}]
+    spec = SpeculativeSpec.model_validate({"tokens": 3, "schedule": steps})
+    made = speculative_config(spec, MODEL)
+    schedule = made.num_speculative_tokens_per_batch_size
+    assert build_dynamic_sd_schedule_lookup(schedule, 6, 3)[1:] == [3, 1, 1, 0, 0, 0]
 
 
 def test_sampling_defaults_are_what_vllm_reads_from_the_model(tmp_path: Path) -> None:

@@ -300,3 +300,31 @@ def test_importing_the_adapter_does_not_import_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environment_, check=False).returncode == 0, (
         "vLLM would be imported before its environment is set"
     )
+
+
+def test_rows_of_a_prompt_need_no_adapter_of_their_own(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """engines/vllm/runtime/adapter_logits.py is to go when vLLM's kernels no longer fail here."""
+    import torch
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    from kvasir_workers.engines.vllm.runtime.adapter_logits import serve_prompt_rows
+
+    kernels = PunicaWrapperCPU(16, 4, "cpu")
+    kernels.indices_len[1] = 2
+    kernels._sampler_indices[:2] = torch.tensor([0, 1])
+    first, second = torch.randn(2, 1, 4, 8), torch.randn(2, 1, 11, 4)
+
+    def share(rows: int) -> Any:
+        added = torch.zeros(rows, 11)
+        kernels.add_lora_logits(added, torch.ones(rows, 8), first, second, 1.0)
+        return added
+
+    sampled = share(2)
+    assert sampled.abs().sum() > 0
+    with pytest.raises(RuntimeError, match="subscript b"):
+        share(5)
+    monkeypatch.setattr(PunicaWrapperCPU, "add_lora_logits", PunicaWrapperCPU.add_lora_logits)
+    serve_prompt_rows()
+    serve_prompt_rows()
+    assert torch.equal(share(2), sampled)
+    assert torch.equal(share(5), torch.zeros(5, 11))

@@ -28,6 +28,7 @@ from kvasir.config.spec.deployment import (
     LoraSpec,
     ModelSpec,
     PoolSpec,
+    SpeculationStep,
     SpeculativeSpec,
 )
 from kvasir.core.errors import ConfigError
@@ -184,10 +185,11 @@ async def test_int8_weights(running: Any, prompts: FreshPrompts, tmp_path: Path)
 
 
 @pytest.mark.soak
-async def test_fp8_kv_cache(running: Any, prompts: FreshPrompts) -> None:
-    async with running(deployment({"kv_dtype": "fp8"})) as pair:
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+async def test_fp8_kv_cache(kv_dtype: str, running: Any, prompts: FreshPrompts) -> None:
+    async with running(deployment({"kv_dtype": kv_dtype})) as pair:
         kv = pair.decode.identity.kv
-        assert kv.dtype == "fp8"
+        assert kv.dtype == kv_dtype
         assert kv.bytes_per_block == 2 * kv.layers * kv.kv_heads * kv.head_size * BLOCK
         await pair.assert_equal(prompts.fresh(100))
 
@@ -233,6 +235,42 @@ async def test_a_draft_changes_no_token(
         assert plain.engine.load().speculated_tokens == 0
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))
+
+
+@pytest.mark.soak
+async def test_larger_batches_speculate_on_fewer_tokens_and_change_none(
+    tmp_path: Path, prompts: FreshPrompts
+) -> None:
+    """Equal prompts, so that all of them decode in the same steps; the model is its own draft."""
+    from kvasir_workers.engines.vllm.engine import VllmEngine
+
+    steps = [SpeculationStep(batch=batch, tokens=tokens) for batch, tokens in ((1, 3), (2, 1), (3, 0))]
+    spec = SpeculativeSpec(method="draft_model", model=str(MODEL), tokens=3, schedule=tuple(steps))
+    settings: dict[str, Any] = {"kv_cache_bytes": 16 << 20, "max_num_seqs": 8, "threads": 1}
+    pool = PoolSpec(name="all", role=Role.BOTH, engine=EngineSpec(**settings, speculative=spec))
+    model = ModelSpec(dtype="float32", max_model_len=512)
+    engine = VllmEngine(
+        Deployment(disaggregation="never", pools=(pool,), model=model),
+        pool,
+        model_path=str(MODEL),
+        cache_folder=tmp_path,
+    )
+    try:
+        bench = await start_bench(engine, pool.name)
+        prompt = prompts.fresh(100)
+        alone = await bench.generate(prompt, GREEDY)
+
+        async def proposed(streams: int) -> float:
+            """Tokens proposed for each stream; all streams generate equally many."""
+            before = engine.load().speculated_tokens
+            made = await asyncio.gather(*(bench.generate(prompt, GREEDY) for _ in range(streams)))
+            assert [each.choice().tokens for each in made] == [alone.choice().tokens] * streams
+            return (engine.load().speculated_tokens - before) / streams
+
+        one, two, four = [await proposed(streams) for streams in (1, 2, 4)]
+        assert one > two > four
+    finally:
+        await engine.stop()
 
 
 async def test_lora_adapters(pair: Pair, prompts: FreshPrompts) -> None:

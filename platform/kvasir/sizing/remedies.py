@@ -73,7 +73,7 @@ def _lengths(attempt: Attempt, need: Need) -> Iterator[str]:
 
 
 def _fp8_kv(attempt: Attempt) -> Iterator[str]:
-    if attempt.shape.kv_dtype == "fp8":
+    if attempt.shape.kv_dtype.startswith("fp8"):
         return
     if _fits(need_of(attempt.files, replace(attempt.shape, kv_dtype="fp8")), attempt.memory):
         yield "set engine.kv_dtype: fp8"

@@ -49,7 +49,7 @@ def element_bytes(dtype: str) -> int:
 
 def kv_element_bytes(shape: EngineShape) -> int:
     """Return the bytes of an element of the KV cache."""
-    return 1 if shape.kv_dtype == "fp8" else element_bytes(shape.dtype)
+    return 1 if shape.kv_dtype.startswith("fp8") else element_bytes(shape.dtype)
 
 
 def stages(layers: int, pipeline: int) -> tuple[range, ...]:

@@ -29,6 +29,7 @@ _COMMON: dict[str, Any] = {
 _WINDOW = 256
 _INTERLEAVED = ["sliding_attention", "full_attention"] * 2
 _MIXED = ["sliding_attention"] * 3 + ["full_attention"]
+_NO_EXPERT_ADAPTERS = "vLLM's LoRA kernels of mixtures of experts need Triton, and with it a GPU"
 _MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 
 
@@ -123,8 +124,22 @@ MODELS: tuple[TinyModel, ...] = (
     TinyModel("llama", "LlamaConfig", "LlamaForCausalLM", {"rope_parameters": _LLAMA3_ROPE}),
     TinyModel("qwen2", "Qwen2Config", "Qwen2ForCausalLM"),
     TinyModel("qwen3", "Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
-    TinyModel("qwen3-moe", "Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**_MOE, "head_dim": 32}),
-    TinyModel("mixtral", "MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 4}),
+    TinyModel(
+        "qwen3-moe",
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**_MOE, "head_dim": 32},
+        adapts=(),
+        remark=_NO_EXPERT_ADAPTERS,
+    ),
+    TinyModel(
+        "mixtral",
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {"num_local_experts": 4},
+        adapts=(),
+        remark=_NO_EXPERT_ADAPTERS,
+    ),
     TinyModel("phi3", "Phi3Config", "Phi3ForCausalLM", adapts=("self_attn.o_proj",)),
     TinyModel("mistral-sliding", "MistralConfig", "MistralForCausalLM", {"sliding_window": _WINDOW}),
     TinyModel(

@@ -110,6 +110,13 @@ def test_every_engine_power_reaches_vllm() -> None:
     }
 
 
+def test_a_schedule_of_speculation_becomes_ranges_of_batch_sizes() -> None:
+    steps = ({"batch": 1, "tokens": 4}, {"batch": 4, "tokens": 2}, {"batch": 16, "tokens": 0})
+    spec = SpeculativeSpec.model_validate({"tokens": 4, "schedule": steps})
+    made = arguments(one_pool(EngineSpec(speculative=spec)))["speculative_config"]
+    assert made["num_speculative_tokens_per_batch_size"] == [(1, 3, 4), (4, 15, 2), (16, 16, 0)]
+
+
 OVERRIDABLE = {"enforce_eager"}
 """Arguments that Kvasir sets and `engine.args` may set otherwise."""
 

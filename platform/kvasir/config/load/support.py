@@ -87,6 +87,11 @@ def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
         )
     elif pool.role is Role.EMBED:
         yield f"{at}: an embed pool generates nothing to speculate on; remove it"
+    elif spec.schedule and pool.engine.data_parallel_size > 1:
+        yield (
+            f"{at}.schedule: data-parallel ranks have batches of different sizes and must propose equally "
+            "many tokens; leave it out, or set data_parallel_size: 1"
+        )
     elif spec.keeps_kv and deployment.moves_kv:
         yield (
             f"{at}.method: the KV of {spec.method} is in the same blocks as the model's, and workers without "

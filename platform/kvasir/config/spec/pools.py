@@ -5,15 +5,25 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvasir.config.checks.all2all import WITH_MICROBATCHES, WITHOUT_BALANCING, All2AllBackend
+from kvasir.config.checks.kv_dtypes import KvDtype, kv_dtype_problem
 from kvasir.config.spec.base import Name, Spec
 from kvasir.config.spec.engine_args import KV_LAYOUT, EngineArgs
 from kvasir.config.spec.scaling import PoolScalingSpec
 from kvasir.core.locality import Locality
 from kvasir.core.requests import Role
 from kvasir.hardware.gpus import gpu_named, gpu_names
+
+
+class SpeculationStep(Spec):
+    """Speculation in batches of at least `batch` requests."""
+
+    batch: int = Field(ge=1, le=4096)
+    """Requests in the batch from which on this applies."""
+    tokens: int = Field(ge=0, le=16)
+    """Tokens proposed per step; 0 proposes none."""
 
 
 class SpeculativeSpec(Spec):
@@ -30,6 +40,9 @@ class SpeculativeSpec(Spec):
     """Branch, tag or commit of the draft's Hugging Face repository."""
     tokens: int = Field(default=4, ge=1, le=16)
     """Tokens proposed per step."""
+    schedule: tuple[SpeculationStep, ...] = Field(default=(), max_length=16)
+    """Fewer tokens in larger batches, where verifying them costs more than it saves. The first entry is for
+    `batch: 1`, and `tokens` is the most of any entry. Default: `tokens` in every batch."""
     lookup_max: int = Field(default=4, ge=1, le=32)
     """Longest text to look up, in tokens, for `ngram`."""
     lookup_min: int = Field(default=2, ge=1, le=32)
@@ -48,7 +61,20 @@ class SpeculativeSpec(Spec):
             raise ValueError("model: ngram uses no draft model; remove it, or set method to draft_model")
         if self.method in ("draft_model", "eagle", "eagle3") and self.model is None:
             raise ValueError(f"model: {self.method} needs the folder or Hugging Face id of its draft; set it")
+        self._check_schedule()
         return self
+
+    def _check_schedule(self) -> None:
+        batches = [step.batch for step in self.schedule]
+        if self.schedule and batches[0] != 1:
+            raise ValueError("schedule: the first entry has batch: 1, so that every batch has one")
+        if sorted(set(batches)) != batches:
+            raise ValueError("schedule: each entry has a larger batch than the one before")
+        if self.schedule and max(step.tokens for step in self.schedule) != self.tokens:
+            raise ValueError(
+                f"schedule: its largest number of tokens must be tokens, which is {self.tokens}; engines "
+                "reserve room for that many"
+            )
 
 
 class SimSpec(Spec):
@@ -87,7 +113,9 @@ class EngineSpec(Spec):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Fraction of the memory of each GPU that a replica uses for weights, activations and KV. For a pool with
     less than one GPU per rank, it is the fraction of that share."""
-    kv_dtype: Literal["auto", "fp8"] = "auto"
+    kv_dtype: KvDtype = "auto"
+    """Numbers of the KV cache. `auto`: the model's dtype. `fp8` is `fp8_e4m3`; `fp8_e5m2` has more range and
+    less precision, and on GPUs fewer kernels."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Maximum requests in a batch."""
     max_num_batched_tokens: int = Field(default=2048, ge=16)
@@ -133,6 +161,13 @@ class EngineSpec(Spec):
     args: EngineArgs = Field(default_factory=dict)
     """Further arguments of the engine, by the names of vLLM's AsyncEngineArgs, such as `attention_backend` or
     `compilation_config`. They are applied last. Arguments that other fields of the spec set are refused."""
+
+    @field_validator("kv_dtype", mode="before")
+    @classmethod
+    def _a_served_kv_dtype(cls, value: object) -> object:
+        if (problem := kv_dtype_problem(value)) is not None:
+            raise ValueError(problem)
+        return value
 
     @property
     def ranks(self) -> int:

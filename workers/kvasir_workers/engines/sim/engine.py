@@ -245,10 +245,10 @@ class SimEngine:
 
     def _layout(self) -> KvLayout:
         engine = self._pool.engine
-        fp8 = engine.kv_dtype == "fp8"
+        fp8 = engine.kv_dtype.startswith("fp8")
         return KvLayout(
             block_size=engine.block_size,
-            dtype="fp8" if fp8 else self._deployment.model.dtype,
+            dtype=engine.kv_dtype if fp8 else self._deployment.model.dtype,
             layout=self._model.kv_layout,
             layers=self._model.layers,
             kv_heads=self._model.kv_heads,

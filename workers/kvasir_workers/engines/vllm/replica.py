@@ -210,6 +210,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
     async def _load_adapters(self) -> None:
         """Also makes the child processes end with this one."""
         await self._llm.collective_rpc("kvasir_leave_with", args=(os.getpid(),))
+        await self._llm.collective_rpc("kvasir_serve_prompt_rows")
         lora = self._deployment.lora
         self._adapters = self._vllm().lora_requests({each.name: each.path for each in lora})
         for adapter in self._adapters.values():

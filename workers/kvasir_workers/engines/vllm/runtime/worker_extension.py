@@ -17,6 +17,7 @@ from typing import Any
 
 from kvasir.core.identity import HEAD_MAJOR
 from kvasir_workers.connector.kv_memory import memory_order
+from kvasir_workers.engines.vllm.runtime.adapter_logits import serve_prompt_rows
 from kvasir_workers.engines.vllm.setup.hardware import cpu_name
 
 
@@ -26,6 +27,7 @@ class EngineExtension:
     model_runner: Any
     cache_config: Any
     parallel_config: Any
+    lora_config: Any
     device: Any
 
     def kvasir_kv_layout(self) -> dict[str, Any]:
@@ -63,6 +65,11 @@ class EngineExtension:
             "element_bytes": sizes.most_common(1)[0][0],
             "device": _device_name(self.device),
         }
+
+    def kvasir_serve_prompt_rows(self) -> None:
+        """Let prompts be scored by an engine that has adapters."""
+        if self.device.type == "cpu" and self.lora_config is not None:
+            serve_prompt_rows()
 
     def kvasir_leave_with(self, front_pid: int) -> int:
         """End this rank's process, and the engine core above it, when process `front_pid` has ended.

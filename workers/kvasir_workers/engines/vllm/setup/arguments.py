@@ -251,6 +251,12 @@ def _speculation(spec: SpeculativeSpec) -> dict[str, Any]:
         found |= {"prompt_lookup_max": spec.lookup_max, "prompt_lookup_min": spec.lookup_min}
     if spec.model is not None:
         found["model"] = spec.model
+    if spec.schedule:
+        # vLLM's ranges include both ends, and the last one holds for all larger batches.
+        ends = [step.batch - 1 for step in spec.schedule[1:]] + [spec.schedule[-1].batch]
+        found["num_speculative_tokens_per_batch_size"] = [
+            (step.batch, end, step.tokens) for step, end in zip(spec.schedule, ends, strict=True)
+        ]
     return found
 
 
