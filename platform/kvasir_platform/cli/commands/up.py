@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from signal import Signals
 
@@ -18,6 +18,7 @@ from kvasir_platform.cli.common.gateway_client import missing_to_serve
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.progress import ProgressDisplay, explain
+from kvasir_platform.cli.common.refusals import raise_if_refused
 from kvasir_platform.cli.common.spec_file import chosen_deployment, chosen_file
 from kvasir_platform.cluster.local.cleanup import sweep
 from kvasir_platform.cluster.local.launcher import LauncherFactory
@@ -57,6 +58,7 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
         if has_errors(findings):
             return 1
         _allow_open_files()
+        replicas = {pool.name: pool.replicas for pool in deployment.pools}
         display = ProgressDisplay(deployment, output, runtime.logs, lambda: time.monotonic() - began)
         end = asyncio.run(
             serve(
@@ -66,7 +68,7 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
                 fetch=[view.model for view in deployment.views() if machine.model_of(view).to_download],
                 start_timeout_s=args.timeout,
                 make_launcher=make_launcher or ray_launcher,
-                probe=lambda _: _missing(runtime),
+                probe=lambda _: _missing(runtime, replicas),
                 report=display.show,
                 tick=display.tick,
             )
@@ -78,10 +80,17 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
     return 0 if end is None else 1
 
 
-async def _missing(runtime: RuntimeDir) -> str | None:
-    """Return what keeps the gateway from serving, queried as from another terminal."""
+async def _missing(runtime: RuntimeDir, replicas: Mapping[str, int]) -> str | None:
+    """Return what keeps the gateway from serving, queried as from another terminal. Raise StartError if that
+    cannot change, given the number of `replicas` by pool."""
     state = runtime.read()
-    return "its state file is unreadable" if state is None else await missing_to_serve(Site.of_state(state))
+    if state is None:
+        return "its state file is unreadable"
+    site = Site.of_state(state)
+    missing = await missing_to_serve(site)
+    if missing is not None:
+        await raise_if_refused(site, replicas)
+    return missing
 
 
 class _AlreadyRuns(StartError):

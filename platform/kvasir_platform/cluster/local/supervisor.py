@@ -51,7 +51,8 @@ class SupervisorLimits:
 
 
 Probe = Callable[[str], Awaitable[str | None]]
-"""Checks whether the gateway at an address can serve: returns None if so, else what is missing."""
+"""Checks whether the gateway at an address can serve: returns None if so, else what is missing. Raises
+StartError if it never will."""
 
 
 class _Stopped(Exception):

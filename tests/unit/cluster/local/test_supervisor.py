@@ -171,6 +171,17 @@ async def test_a_gateway_that_never_gets_ready_says_what_is_missing(tmp_path: Pa
     assert "no decode worker" in failure.message
 
 
+async def test_a_gateway_that_will_never_be_ready_ends_the_start_at_once(stage: Stage) -> None:
+    async def refused(address: str) -> str | None:
+        raise StartError("the router refuses every worker of pool decode: model: x != m (router)")
+
+    stage.supervisor._probe = refused
+    failure = await stage.supervisor.run()
+    assert failure is not None
+    assert failure.message.startswith("the router refuses every worker of pool decode")
+    assert stage.events()[-4:] == ["step ready", "failed", "stopping", "stopped"]
+
+
 @pytest.mark.parametrize("step", ["cluster", "pools", "router"])
 async def test_a_stop_during_a_step_interrupts_it(stage: Stage, step: str) -> None:
     stage.launcher.hangs.add(step)
