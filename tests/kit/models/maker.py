@@ -69,11 +69,25 @@ def _copy_tokenizer(folder: Path, *, template: bool) -> None:
     source = resolve_model("kvasir-tiny")
     for name in _TOKENIZER:
         shutil.copyfile(source / name, folder / name)
+    _adopt_rules(folder)
     if not template:
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text())
         del config["chat_template"]
         path.write_text(json.dumps(config))
+
+
+def _adopt_rules(folder: Path) -> None:
+    """Let tokenizer.json have the rules that transformers takes for the model type, as published models have:
+    for some, such as qwen2, it does not read them from the file."""
+    import transformers
+
+    loaded = transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    path = folder / "tokenizer.json"
+    kept, taken = json.loads(path.read_text()), json.loads(loaded.to_str())
+    rules = ("normalizer", "pre_tokenizer", "decoder")
+    if any(kept[rule] != taken[rule] for rule in rules):
+        path.write_text(json.dumps({**kept, **{rule: taken[rule] for rule in rules}}, ensure_ascii=False))
 
 
 def _quantize(how: str, folder: Path) -> None:
