@@ -58,7 +58,7 @@ def _on_engines(model: TinyModel) -> Cells:
         return {"plain vLLM": Cell("no", plain)}
     obstacle = kv_movement(read_model_config(_folder(model))).obstacle
     whole = _run("whole", model)
-    cells = {"plain vLLM": Cell("yes"), "aggregated": _same(plain, whole)}
+    cells = {"plain vLLM": Cell("yes"), "aggregated": _same(plain, whole, model.block)}
     adapted = [_adapted(plain, whole)]
     for column, mode, where in (
         ("disaggregated", "apart", "the prefill engine"),
@@ -68,7 +68,7 @@ def _on_engines(model: TinyModel) -> Cells:
             cells[column] = Cell("not moved", obstacle)
             continue
         made = _run(mode, model)
-        cells[column] = _same(plain, made)
+        cells[column] = _same(plain, made, model.block)
         if isinstance(made, Generated):
             cells[column] = moved(made, cells[column], where)
         adapted.append(_adapted(plain, made))
@@ -77,10 +77,10 @@ def _on_engines(model: TinyModel) -> Cells:
     return cells
 
 
-def _same(plain: Generated, made: Generated | str) -> Cell:
+def _same(plain: Generated, made: Generated | str, block: int) -> Cell:
     if isinstance(made, str):
         return Cell("no", made)
-    return served_again(plain, made, equal_tokens(plain, made))
+    return served_again(plain, made, equal_tokens(plain, made), block)
 
 
 def _adapted(plain: Generated, made: Generated | str) -> Cell:

@@ -73,7 +73,8 @@ def main() -> None:
 
 
 def plain(_: str, model: TinyModel, folder: Path, adapter: Path) -> Generated:
-    """Run vLLM without Kvasir, and without a cache of prefixes."""
+    """Run vLLM without Kvasir, and without a cache of prefixes, unless that changes how prompts are
+    computed."""
     spec = Deployment()
     os.environ.update(environment(spec, spec.pools[0], cpus=1, platform="cpu"))
     from vllm import LLM, SamplingParams
@@ -88,7 +89,7 @@ def plain(_: str, model: TinyModel, folder: Path, adapter: Path) -> Generated:
         max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=8,
         enforce_eager=True,
-        enable_prefix_caching=False,
+        enable_prefix_caching=model.recurrent,
         enable_lora=bool(model.adapts),
         max_lora_rank=RANK,
         disable_log_stats=True,

@@ -30,15 +30,16 @@ def equal_tokens(reference: Generated, made: Generated, what: str = "tokens") ->
     return _compared(theirs, ours, reference, made if what == "tokens" else None)
 
 
-def served_again(reference: Generated, made: Generated, cell: Cell) -> Cell:
-    """Return `cell`, unless prompts that came a second time were not found in the cache or got other
-    tokens."""
+def served_again(reference: Generated, made: Generated, cell: Cell, block: int) -> Cell:
+    """Return `cell`, unless prompts that came a second time got other tokens or were not found in the cache,
+    though they are longer than a block of `block` tokens."""
     if cell.verdict == "no":
         return cell
     again = _compared(reference.tokens, made.again, reference, None)
     if again.verdict != "yes" and cell.verdict == "yes":
         return Cell(again.verdict, f"when a prompt comes again: {again.note}")
-    missed = [length for length, cached in zip(LENGTHS, made.cached, strict=True) if not cached]
+    pairs = zip(LENGTHS, made.cached, strict=True)
+    missed = [length for length, cached in pairs if not cached and length > block]
     if missed:
         return Cell("partly", _joined(cell.note, f"no prefix hit for prompts of {_list(missed)} tokens"))
     return cell

@@ -36,9 +36,15 @@ def test_other_tokens_come_with_how_many_and_how_far_they_are_apart() -> None:
 
 def test_a_prompt_that_is_not_found_again_is_named() -> None:
     missed = replace(PLAIN, cached=[0, *PLAIN.cached[1:]])
-    assert served_again(PLAIN, missed, Cell("yes")) == Cell(
+    assert served_again(PLAIN, missed, Cell("yes"), 32) == Cell(
         "partly", f"no prefix hit for prompts of {LENGTHS[0]} tokens"
     )
+
+
+def test_a_prompt_without_a_whole_block_is_not_expected_in_a_cache() -> None:
+    missed = replace(PLAIN, cached=[0, 0, *PLAIN.cached[2:]])
+    assert served_again(PLAIN, missed, Cell("yes"), LENGTHS[1]) == Cell("yes")
+    assert served_again(PLAIN, missed, Cell("yes"), LENGTHS[0]).verdict == "partly"
 
 
 def test_a_prompt_that_did_not_move_is_named() -> None:
