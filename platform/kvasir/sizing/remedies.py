@@ -20,13 +20,14 @@ _MOST = 4
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """An engine that does not fit: on `gpu`, if its model is known, of whose memory `gpus` is the fraction or
-    number that the pool reserves for each replica."""
+    number that the pool reserves for each replica on each of its `nodes`."""
 
     files: ModelFiles
     shape: EngineShape
     memory: RankMemory
     gpu: Gpu | None
     gpus: float
+    nodes: int = 1
 
 
 def remedies(attempt: Attempt) -> list[str]:
@@ -93,10 +94,10 @@ def _tensor(attempt: Attempt) -> Iterator[str]:
     shape, heads = attempt.shape, dimensions(attempt.files.config).heads
     whole = _whole(attempt)
     for size in _TENSOR_SIZES:
-        if size <= shape.tensor or not heads or heads % size:
+        gpus, rest = divmod(size * shape.pipeline * shape.data, attempt.nodes)
+        if size <= shape.tensor or not heads or heads % size or rest:
             continue
         if _fits(need_of(attempt.files, replace(shape, tensor=size)), whole):
-            gpus = size * shape.pipeline * shape.data
             yield f"set engine.tensor_parallel_size: {size} and gpus: {gpus}"
             return
 

@@ -57,6 +57,22 @@ def of_gpus(facts: MachineFacts, *overrides: str) -> list[Finding]:
     return [each for each in findings if each.check == "memory" and each.message.startswith("pool ")]
 
 
+def test_kernels_of_experts_that_are_not_installed_are_named_before_the_start() -> None:
+    wide = ["pools.serve.engine.data_parallel_size=8", "pools.serve.engine.expert_parallel=true"]
+    wide += ["pools.serve.engine.all2all_backend=deepep_low_latency", "pools.serve.gpus=8"]
+    facts = machine(models.DEEPSEEK_V3, [H100] * 8)
+
+    def refused(facts: MachineFacts) -> list[Finding]:
+        return [each for each in examine(loads(ONE_POOL, "k.yaml", wide), facts) if each.check == "engine"]
+
+    (finding,) = refused(facts)
+    assert "needs the Python module deep_ep, which is not installed" in finding.message
+    assert "tools/ep_kernels" in finding.remedy
+    assert refused(replace(facts, modules=frozenset({"deep_ep"}))) == []
+    # Another machine may have them.
+    assert refused(replace(facts, installed={})) == []
+
+
 def test_a_model_that_fits_is_reported_with_the_tokens_of_kv_that_remain() -> None:
     (found,) = of_gpus(machine(models.LLAMA_8B, [H100]))
     assert found.level == "ok"

@@ -39,9 +39,11 @@ def on(name: str, values: dict[str, Any], *, utilization: float = 0.9, **shape: 
     return fit(need, RankMemory(gpu(name).memory_bytes, utilization))
 
 
-def changes(name: str, values: dict[str, Any], *, kv_bytes: int | None = None, **shape: Any) -> list[str]:
+def changes(
+    name: str, values: dict[str, Any], *, kv_bytes: int | None = None, nodes: int = 1, **shape: Any
+) -> list[str]:
     memory = RankMemory(gpu(name).memory_bytes, 0.9, kv_bytes)
-    return remedies(Attempt(files(values), EngineShape(**shape), memory, gpu(name), 1.0))
+    return remedies(Attempt(files(values), EngineShape(**shape), memory, gpu(name), 1.0, nodes))
 
 
 @pytest.mark.parametrize("moves_kv", [True, False])
@@ -142,6 +144,12 @@ def test_every_proposed_size_makes_it_fit() -> None:
     assert on("H100", models.LLAMA_70B, tensor=2).missing == 0
     assert on("H100", models.LLAMA_70B, quantization="fp8").missing == 0
     assert on("B200", models.LLAMA_70B).missing == 0
+
+
+def test_gpus_are_proposed_for_each_node() -> None:
+    assert "set engine.tensor_parallel_size: 16 and gpus: 16" in changes("H100", models.DEEPSEEK_V3, tensor=8)
+    spread = changes("H100", models.DEEPSEEK_V3, tensor=8, nodes=2)
+    assert "set engine.tensor_parallel_size: 16 and gpus: 8" in spread
 
 
 def test_the_named_tensor_size_divides_the_heads() -> None:

@@ -97,6 +97,19 @@ def test_engines_over_nodes_and_stages_hand_kv_over() -> None:
     assert {name for name in first if first[name] != second[name]} == {"node_rank"}
 
 
+def test_ranks_on_other_nodes_serve_kv_where_it_can_be_reached() -> None:
+    spec = apart(WIDE, WIDE)
+    pod = spec.worker.model_copy(update={"host": "pod"})
+    reasons = unsupported_features(spec.model_copy(update={"worker": pod}), platform="cuda")
+    assert [each.partition(" on several nodes serve KV at 127.0.0.1")[0] for each in reasons] == [
+        "transfer.host: ranks of prefill",
+        "transfer.host: ranks of decode",
+    ]
+    served = spec.transfer.model_copy(update={"host": "pod"})
+    whole = spec.model_copy(update={"worker": pod, "transfer": served})
+    assert unsupported_features(whole, platform="cuda") == []
+
+
 def test_engines_that_divide_layers_differently_know_of_each_other_s_stages() -> None:
     for decode, stages in ((EngineSpec(tensor_parallel_size=8), [1, 2]), (WIDE, [])):
         spec = apart(WIDE, decode)

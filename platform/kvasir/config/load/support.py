@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, closest_matches
 from kvasir.config.checks.quantization import WITHOUT_CPU_KERNEL
-from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, is_loopback
 from kvasir.core.requests import Role
 
 Platform = Literal["cpu", "cuda"]
@@ -68,6 +68,13 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
         yield (
             f"{at}.pipeline_parallel_size: tiers keep a block over all layers, and each stage has a part of "
             "them; set it to 1 and use tensor_parallel_size, or leave tiers out"
+        )
+    host = deployment.transfer.host
+    apart = engine.nodes > 1 and not is_loopback(deployment.worker.host)
+    if deployment.disaggregated and apart and is_loopback(host):
+        yield (
+            f"transfer.host: ranks of {pool.name} on several nodes serve KV at {host}, which no other node "
+            "reaches; set it to pod, as worker.host"
         )
     if deployment.tiers.configured and engine.nodes > 1:
         yield (

@@ -44,7 +44,7 @@ def pool_findings(
     each = gpu.name if shape.ranks == 1 else f"each of {shape.ranks} {gpu.name}"
     message = f"pool {pool.name}: {view.model.name} {describe(found, need, each)}"
     if found.missing:
-        changes = remedies(Attempt(files, shape, memory, gpu, pool.gpus))
+        changes = remedies(Attempt(files, shape, memory, gpu, pool.gpus, pool.engine.nodes))
         yield Finding("memory", "error", message, "; or ".join(changes) or "take a smaller model")
     elif pool.gpu_utilization < pool.engine.gpu_memory_utilization and memory.kv_bytes is None:
         # vLLM takes what other processes allocate while it profiles for its own.
