@@ -70,10 +70,11 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 def read_tensors(folder: Path) -> tuple[TensorHeader, ...]:
     """Return the tensors of all weight files of `folder`. Raises ConfigError for a file that is missing,
     truncated or invalid, and names it."""
-    return tuple(tensor for path in weight_files(folder) for tensor in _tensors_of(path))
+    return tuple(tensor for path in weight_files(folder) for tensor in tensors_of(path))
 
 
-def _tensors_of(path: Path) -> list[TensorHeader]:
+def tensors_of(path: Path) -> list[TensorHeader]:
+    """Return the tensors of one file. Raises ConfigError for a file that is missing, truncated or invalid."""
     try:
         with path.open("rb") as stream:
             size = path.stat().st_size

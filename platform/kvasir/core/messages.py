@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvasir.core.adapters import HeldAdapter
 from kvasir.core.identity import PROTOCOL_VERSION, WorkerIdentity
 from kvasir.core.requests import EngineRequest, StepBatch
 from kvasir.core.values import value
@@ -93,8 +94,50 @@ class SetDraining:
     grace_s: float = 0.0
 
 
-RouterMessage = Submit | Abort | ReleaseLeases | Goodbye | SetDraining
-WorkerMessage = StepBatch | Draining | Serving
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load a LoRA adapter; see HeldAdapter. The worker answers with the same `number`, after it has reported
+    the adapter. A `digest` that is not "" is that of the files it must find. An adapter that it holds with
+    the same source is loaded already."""
+
+    number: int
+    name: str
+    source: str
+    replicas: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Remove a LoRA adapter. The worker reports it as retiring at once, and answers when the requests that
+    use it have ended and it is removed. An adapter that it does not hold is removed already."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersHeld:
+    """All adapters that the worker has loaded at run time: at the begin of a session, and on every change."""
+
+    adapters: tuple[HeldAdapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterAnswer:
+    """The result of order `number`. `code` is "" if it was carried out, else a stable error code with its
+    HTTP status and message."""
+
+    number: int
+    code: str = ""
+    message: str = ""
+    status: int = 0
+
+
+AdapterOrder = LoadAdapter | UnloadAdapter
+AdapterReport = AdaptersHeld | AdapterAnswer
+RouterMessage = Submit | Abort | ReleaseLeases | Goodbye | SetDraining | AdapterOrder
+WorkerMessage = StepBatch | Draining | Serving | AdapterReport
 
 
 @value

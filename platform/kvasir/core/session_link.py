@@ -14,14 +14,20 @@ from typing import Generic, TypeVar
 from kvasir.core.errors import ProtocolError
 from kvasir.core.messages import (
     Abort,
+    AdapterAnswer,
+    AdapterOrder,
+    AdapterReport,
+    AdaptersHeld,
     Draining,
     EncodedStep,
     Goodbye,
+    LoadAdapter,
     ReleaseLeases,
     RouterMessage,
     Serving,
     SetDraining,
     Submit,
+    UnloadAdapter,
     WorkerMessage,
 )
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, PositionLogprobs
@@ -171,6 +177,7 @@ _CALL_BYTES = 32
 _LOAD_BYTES = 192
 _TIER_BYTES = 168
 _REQUEST_BYTES = 320
+_ADAPTER_BYTES = 40
 
 
 def _text_bytes(text: str) -> int:
@@ -223,6 +230,19 @@ def _request_bytes(request: EngineRequest) -> int:
     return size + 5 * ids + 20 * len(sampling.logit_bias)
 
 
+def _adapter_message_bytes(message: AdapterOrder | AdapterReport) -> int:
+    match message:
+        case LoadAdapter(name=name, source=source, digest=digest):
+            return sum(map(_text_bytes, (name, source, digest)))
+        case UnloadAdapter(name=name):
+            return _text_bytes(name)
+        case AdaptersHeld(adapters=adapters):
+            texts = [text for each in adapters for text in (each.name, each.source, each.digest)]
+            return _ADAPTER_BYTES * len(adapters) + sum(map(_text_bytes, texts))
+        case AdapterAnswer(code=code, message=text):
+            return _text_bytes(code) + _text_bytes(text)
+
+
 def payload_bytes(message: RouterMessage | WorkerMessage | EncodedStep) -> int:
     """Return an upper estimate of the encoded size of a payload in bytes, cheap enough for every step."""
     match message:
@@ -230,10 +250,10 @@ def payload_bytes(message: RouterMessage | WorkerMessage | EncodedStep) -> int:
             return _MESSAGE_BYTES + sum(map(_request_bytes, requests))
         case Abort(request_ids=ids) | ReleaseLeases(lease_ids=ids):
             return _MESSAGE_BYTES + sum(4 + _text_bytes(one) for one in ids)
-        case Goodbye() | Serving():
-            return _MESSAGE_BYTES
-        case Draining(reason=reason) | SetDraining(reason=reason):
-            return _MESSAGE_BYTES + _text_bytes(reason)
+        case Goodbye() | Serving() | Draining() | SetDraining():
+            return _MESSAGE_BYTES + _text_bytes(getattr(message, "reason", ""))
+        case LoadAdapter() | UnloadAdapter() | AdaptersHeld() | AdapterAnswer():
+            return _MESSAGE_BYTES + _adapter_message_bytes(message)
         case EncodedStep(frame=frame):
             return len(frame)
         case _:

@@ -5,9 +5,11 @@ The edge can run in the same process or in another one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvasir.core.adapters import HeldAdapter
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
@@ -97,7 +99,8 @@ class HealthView:
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """A worker as seen by the router. `state`: connecting, ready, interrupted, draining, refused. `reason`
-    says why it is not ready; `assigned` is a role that replaces that of its pool."""
+    says why it is not ready; `assigned` is a role that replaces that of its pool; `adapters` are those that
+    it has loaded at run time."""
 
     worker_id: str
     address: str
@@ -110,6 +113,16 @@ class WorkerView:
     kv: KvStatus | None = None
     health: HealthView = HealthView()
     assigned: Role | None = None
+    adapters: tuple[HeldAdapter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter that was loaded at run time and can be served. Requests name it to the router by `key`."""
+
+    name: str
+    model: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +282,29 @@ class StreamSink(Protocol):
     def on_error(self, error: KvasirError, summary: RequestSummary) -> None: ...
 
 
+class AdapterCatalog(Protocol):
+    """The adapters that were loaded at run time."""
+
+    def served(self) -> Mapping[str, ServedAdapter]:
+        """Return, by name, those for which a request can be served. Cheap: called for each request."""
+        ...
+
+
+class AdapterPort(AdapterCatalog, Protocol):
+    """Loads and unloads adapters at run time. Errors are RequestErrors, whose codes are in
+    kvasir.telemetry.reasons."""
+
+    async def load(self, model: str | None, name: str, source: str, replicas: int) -> tuple[str, ...]:
+        """Load an adapter of `model` (None: the first that can have adapters) on `replicas` workers of each
+        of its pools, 0 for all. Return the workers that hold it."""
+        ...
+
+    async def unload(self, name: str) -> tuple[str, ...]:
+        """Unload an adapter once the requests that use it have ended; new ones are refused at once. Return
+        the workers that held it."""
+        ...
+
+
 class RequestPort(Protocol):
     """The request interface of a router. Obligations: every accepted request ends in exactly one on_finish or
     on_error; after `cancel`, which frees the request on every worker, its sink is not called.
@@ -280,6 +316,11 @@ class RequestPort(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request, because its client has disconnected; unknown or finished ids are ignored."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterCatalog:
+        """The adapters that were loaded at run time."""
         ...
 
     def brownout(self, model: str) -> BrownoutView:
@@ -299,6 +340,11 @@ class RequestPort(Protocol):
 
 class RouterPort(RequestPort, Protocol):
     """The interface of a router within its own process: requests, and views and commands for operators."""
+
+    @property
+    def adapters(self) -> AdapterPort:
+        """Loads and unloads adapters."""
+        ...
 
     def workers(self) -> list[WorkerView]:
         """Return all known workers, ordered by pool and id."""

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError, EncodeError
 
+from kvasir.core.adapters import HeldAdapter
 from kvasir.core.errors import ProtocolError
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
@@ -19,15 +20,19 @@ from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.locality import Locality, Nic, NicProtocol
 from kvasir.core.messages import (
     Abort,
+    AdapterAnswer,
+    AdaptersHeld,
     Draining,
     EncodedStep,
     Goodbye,
     Hello,
+    LoadAdapter,
     ReleaseLeases,
     RouterFrame,
     Serving,
     SetDraining,
     Submit,
+    UnloadAdapter,
     Welcome,
     WorkerFrame,
 )
@@ -35,7 +40,7 @@ from kvasir.core.requests import Role, StepBatch
 from kvasir.wire.mapping import MessageConverter, enum, message
 from kvasir.wire.requests import REQUEST
 from kvasir.wire.steps import decode_step_batch, encode_step_batch
-from kvasir.wire.v1 import identity_pb2, kv_pb2, session_pb2
+from kvasir.wire.v1 import adapters_pb2, identity_pb2, kv_pb2, session_pb2
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +70,17 @@ _PAYLOADS: dict[type[Any], tuple[str, MessageConverter[Any]]] = {
     SetDraining: ("set_draining", message(SetDraining, session_pb2.SetDraining)),
     Draining: ("draining", message(Draining, session_pb2.Draining)),
     Serving: ("serving", message(Serving, session_pb2.Serving)),
+    LoadAdapter: ("load_adapter", message(LoadAdapter, adapters_pb2.LoadAdapter)),
+    UnloadAdapter: ("unload_adapter", message(UnloadAdapter, adapters_pb2.UnloadAdapter)),
+    AdaptersHeld: (
+        "adapters_held",
+        message(
+            AdaptersHeld,
+            adapters_pb2.AdaptersHeld,
+            adapters=message(HeldAdapter, adapters_pb2.HeldAdapter),
+        ),
+    ),
+    AdapterAnswer: ("adapter_answer", message(AdapterAnswer, adapters_pb2.AdapterAnswer)),
 }
 """By class, the field of a frame's `payload` and its converter; step batches have functions of their own."""
 _CONVERTERS = dict(_PAYLOADS.values())

@@ -30,6 +30,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Role
 from kvasir.core.session_link import LinkLimits
+from kvasir.ports.adapters import AdapterEngine
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.leg_spans import otlp_leg_recorder
@@ -42,6 +43,8 @@ from kvasir_platform.apps.common.pod import POD, at_pod, host_port
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.host_memory import available_memory
+from kvasir_workers.adapters.host import AdapterHost
+from kvasir_workers.adapters.store import AdapterStore
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.traced import TracedEngine
 from kvasir_workers.engines.vllm.setup.arguments import threads_per_rank
@@ -85,6 +88,18 @@ def build_engine(
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
     return VllmEngine(deployment, pool, model_path=str(folder), place=place)
+
+
+def adapter_host(deployment: Deployment, engine: Engine, clock: Clock) -> AdapterHost | None:
+    """Return the host of adapters that are loaded at run time, None if the single-model `deployment` loads
+    none."""
+    if not deployment.lora_loading.enabled or not isinstance(engine, AdapterEngine):
+        return None
+    model = deployment.model
+    taken = (model.name, *(lora.name for lora in deployment.lora))
+    base = resolve_model(model.source, model.revision)
+    store = AdapterStore(deployment.lora_loading, base)
+    return AdapterHost(engine, store, deployment.lora_loading, clock, taken=taken)
 
 
 def worker_view(deployment: Deployment, pool_name: str, cpus: int, *, alone: bool = False) -> Deployment:
@@ -155,6 +170,7 @@ class WorkerNode:
             clock=clock,
             limits=limits,
             locality=locality,
+            adapters=adapter_host(view, built, clock),
         )
         server = GrpcServer(
             host.serve,

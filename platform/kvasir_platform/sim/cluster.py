@@ -192,6 +192,7 @@ class Cluster:
         sampling: Sampling | None = None,
         *,
         salt: str = "",
+        adapter: str | None = None,
         deadline_s: float | None = None,
         router_id: str | None = None,
     ) -> ClientStream:
@@ -204,6 +205,7 @@ class Cluster:
             tokens=token_ids(tokens),
             sampling=sampling or Sampling(max_tokens=8, temperature=0.0, ignore_eos=True),
             salt=salt,
+            adapter=adapter,
             arrival_s=now,
             deadline_s=None if deadline_s is None else now + deadline_s,
         )

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import RequestError
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import KvHandoff
 from kvasir.ports.clock import Clock
 from kvasir_platform.sim.core.process import EngineClock, SimProcess
 from kvasir_platform.sim.faulty_engine import FaultyEngine
+from kvasir_workers.adapters.files import AdapterFiles
+from kvasir_workers.adapters.host import AdapterHost
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import Offerer, SimFabric, SimTicket
 from kvasir_workers.engines.sim.model import SimModel
@@ -57,6 +62,23 @@ class _Nobody:
         await asyncio.Event().wait()
 
 
+class InventedAdapters:
+    """Files of adapters that exist nowhere: the contents of a source are its address. Those whose address
+    ends with `missing` cannot be read."""
+
+    async def open(self, source: str) -> AdapterFiles:
+        """See AdapterStore."""
+        if source.endswith("missing"):
+            raise RequestError(f"{source} has no adapter_config.json", code="adapter_unreadable")
+        return AdapterFiles(Path(source), rank=8, nbytes=1 << 20, digest=f"{crc32(source.encode()):08x}")
+
+    async def discard(self, files: AdapterFiles) -> None:
+        """There is nothing to delete."""
+
+    async def close(self) -> None:
+        """There is nothing to delete."""
+
+
 @dataclass
 class SimWorker:
     """One worker process. `engine` is the simulated one, `faults` the wrapper that its sessions use; `host`
@@ -92,7 +114,7 @@ async def start_worker(
         tokenizer_digest=TOKENIZER_DIGEST,
     )
     faults = FaultyEngine(engine)
-    spec = deployment.worker
+    spec, loading = deployment.worker, deployment.lora_loading
     host = await SessionHost.start(
         faults,
         worker_id=endpoint.worker_id,
@@ -100,5 +122,6 @@ async def start_worker(
         clock=process,
         limits=SessionHostLimits(resume_window_s=spec.resume_window_s, heartbeat_s=spec.heartbeat_s),
         locality=deployment.pool(endpoint.pool).topology.locality,
+        adapters=AdapterHost(engine, InventedAdapters(), loading, process) if loading.enabled else None,
     )
     return SimWorker(endpoint, engine, host, faults, process, engine_clock, epoch)

@@ -15,6 +15,7 @@ from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
     ExpertBalancingSpec,
+    LoraLoadingSpec,
     LoraSpec,
     ModelSpec,
     PoolSpec,
@@ -115,6 +116,15 @@ def test_a_schedule_of_speculation_becomes_ranges_of_batch_sizes() -> None:
     spec = SpeculativeSpec.model_validate({"tokens": 4, "schedule": steps})
     made = arguments(one_pool(EngineSpec(speculative=spec)))["speculative_config"]
     assert made["num_speculative_tokens_per_batch_size"] == [(1, 3, 4), (4, 15, 2), (16, 16, 0)]
+
+
+def test_adapters_that_are_loaded_later_have_their_places_reserved_beside_those_of_the_spec() -> None:
+    loading = LoraLoadingSpec(allow=("org/",), max_adapters=3, max_rank=20)
+    made = arguments(one_pool(lora=(LoraSpec(name="a", path="/a", rank=9),), lora_loading=loading))
+    assert (made["enable_lora"], made["max_loras"], made["max_lora_rank"]) == (True, 4, 32)
+    made = arguments(one_pool(lora_loading=loading))
+    assert (made["enable_lora"], made["max_loras"]) == (True, 3)
+    assert "enable_lora" not in arguments(one_pool(lora_loading=LoraLoadingSpec(max_adapters=3)))
 
 
 OVERRIDABLE = {"enforce_eager"}

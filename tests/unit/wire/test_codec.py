@@ -10,21 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.core.adapters import HeldAdapter
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.kv import KvBatch, Medium, TierLoad
 from kvasir.core.locality import MAX_NAME, MAX_NICS, Locality, Nic, NicProtocol
 from kvasir.core.messages import (
     Abort,
+    AdapterAnswer,
+    AdaptersHeld,
     Draining,
     EncodedStep,
     Goodbye,
     Hello,
+    LoadAdapter,
     ReleaseLeases,
     RouterFrame,
     Serving,
     SetDraining,
     Submit,
+    UnloadAdapter,
     Welcome,
     WorkerFrame,
 )
@@ -180,6 +185,7 @@ SPECIAL = {"running": U32, "waiting": U32, "kv_usage": REAL, "tiers": TIERS}
 LOAD = st.builds(EngineLoad, **{f.name: SPECIAL.get(f.name, U64) for f in fields(EngineLoad)})
 KV = st.builds(KvBatch, epoch=U64, sequence=U64, log=st.binary(max_size=40))
 BATCH = st.builds(StepBatch, deltas=tuples(DELTA), load=st.none() | LOAD, kv=st.none() | KV)
+HELD = st.builds(HeldAdapter, TEXT, TEXT, U32, TEXT, U32, U64, st.booleans())
 ROUTER_FRAME = st.builds(
     RouterFrame,
     seq=U64,
@@ -189,13 +195,20 @@ ROUTER_FRAME = st.builds(
     | st.builds(Abort, tuples(TEXT))
     | st.builds(ReleaseLeases, tuples(TEXT))
     | st.builds(Goodbye)
-    | st.builds(SetDraining, st.booleans(), TEXT, REAL),
+    | st.builds(SetDraining, st.booleans(), TEXT, REAL)
+    | st.builds(LoadAdapter, U64, TEXT, TEXT, U32, TEXT)
+    | st.builds(UnloadAdapter, U64, TEXT),
 )
 WORKER_FRAME = st.builds(
     WorkerFrame,
     seq=U64,
     ack=U64,
-    payload=st.none() | BATCH | st.builds(Draining, TEXT, REAL) | st.builds(Serving),
+    payload=st.none()
+    | BATCH
+    | st.builds(Draining, TEXT, REAL)
+    | st.builds(Serving)
+    | st.builds(AdaptersHeld, tuples(HELD))
+    | st.builds(AdapterAnswer, U64, TEXT, TEXT, U32),
 )
 HELLO = st.builds(Hello, router_id=TEXT, session_id=TEXT, received_seq=U64, protocol_version=U32)
 LAYOUT = st.builds(

@@ -24,10 +24,12 @@ from kvasir.core.messages import (
     Abort,
     Goodbye,
     Hello,
+    LoadAdapter,
     ReleaseLeases,
     RouterMessage,
     SetDraining,
     Submit,
+    UnloadAdapter,
     Welcome,
     WorkerFrame,
     WorkerMessage,
@@ -38,6 +40,8 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.ports.session import ConnectionLost, WorkerConnection
 from kvasir.wire.pump import SessionPump
+from kvasir_workers.adapters.host import AdapterHost
+from kvasir_workers.server.adapter_orders import AdapterOrders
 from kvasir_workers.server.kv_feed import KvFeed
 from kvasir_workers.server.refusals import WORKER_DRAINING, WORKER_OVERLOADED, DrainState, refusal
 from kvasir_workers.server.reports import report
@@ -77,6 +81,7 @@ class SessionHost:
         identity: WorkerIdentity,
         clock: Clock,
         limits: SessionHostLimits | None = None,
+        adapters: AdapterHost | None = None,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -89,6 +94,7 @@ class SessionHost:
         self._opened = 0
         self._drain = DrainState()
         self._closed = False
+        self._adapters = AdapterOrders(adapters, self._push, self._tell)
         self._kv = KvFeed(engine.kv, self._broadcast, max_snapshots=self._limits.max_snapshots)
 
     @classmethod
@@ -101,9 +107,9 @@ class SessionHost:
         clock: Clock,
         limits: SessionHostLimits | None = None,
         locality: Locality = NOWHERE,
+        adapters: AdapterHost | None = None,
     ) -> SessionHost:
-        """Start the engine, which runs at `locality`, with its sessions. Raise ConfigError if the engine
-        cannot start."""
+        """Start the engine, at `locality`, with its sessions. Raise ConfigError if the engine cannot start."""
         hosts: list[SessionHost] = []
 
         def sink(batch: StepBatch) -> None:
@@ -112,7 +118,7 @@ class SessionHost:
 
         identity = await engine.start(sink, worker_id=worker_id, epoch=epoch)
         identity = replace(identity, locality=locality)
-        hosts.append(cls(engine, identity, clock, limits))
+        hosts.append(cls(engine, identity, clock, limits, adapters))
         return hosts[0]
 
     @property
@@ -203,6 +209,7 @@ class SessionHost:
         self._kv.close()
         for session in list(self._sessions.values()):
             self._end(session, "the worker is stopping")
+        await self._adapters.close()
 
     def _tell(self, message: WorkerMessage) -> None:
         for session in list(self._sessions.values()):
@@ -239,6 +246,7 @@ class SessionHost:
         self._sessions[session_id] = session
         if self._drain.message is not None:
             self._push(session, self._drain.message)
+        self._adapters.greet(session)
         return session
 
     def _resume(self, session: RouterSession, hello: Hello) -> bool:
@@ -347,6 +355,8 @@ class SessionHost:
                 if (notice := self._drain.ask(message)) is not None:
                     log.info("%s of %s: %s", session.session_id, session.router_id, notice)
                     self._tell(notice)
+            case LoadAdapter() | UnloadAdapter():
+                self._adapters.take(session, message)
             case Goodbye():
                 self._end(session, "its router closed it")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, TimeoutError, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,3 +174,27 @@ def _answers(source: str, revision: str) -> Iterator[None]:
         raise ConfigError(f"{source} has no revision {revision}; correct model.revision") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise HubUnreachableError(f"the Hub does not answer: {type(error).__name__}: {error}") from error
+
+
+def download_files(
+    repository: str, revision: str | None, names: Sequence[str], folder: Path, *, max_bytes: int
+) -> None:
+    """Download those files of a Hugging Face repository into `folder`, all of one commit. Raises ConfigError
+    if one does not exist or cannot be downloaded, or if they have more than `max_bytes` in total."""
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ConfigError(
+            f"{repository} cannot be downloaded: install huggingface_hub on the workers"
+        ) from error
+    try:
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+        sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+        if missing := [name for name in names if name not in sizes]:
+            raise ConfigError(f"{repository} has no {missing[0]}", code="file_missing")
+        if (size := sum(sizes[name] for name in names)) > max_bytes:
+            raise ConfigError(f"{repository} has {size} bytes, more than {max_bytes}", code="too_large")
+        snapshot_download(repository, revision=info.sha, allow_patterns=list(names), local_dir=folder)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(f"{repository} cannot be downloaded: {error}") from error

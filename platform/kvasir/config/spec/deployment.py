@@ -15,7 +15,13 @@ from kvasir.config.spec.base import Name, Spec, is_loopback
 from kvasir.config.spec.cluster import DiscoverySpec, RaySpec
 from kvasir.config.spec.edge import ApiSpec, GatewaySpec, TelemetrySpec, TokenizerSpec
 from kvasir.config.spec.filters import OutputFiltersSpec
-from kvasir.config.spec.models import Disaggregated, FurtherModelSpec, LoraSpec, ModelSpec
+from kvasir.config.spec.models import (
+    Disaggregated,
+    FurtherModelSpec,
+    LoraLoadingSpec,
+    LoraSpec,
+    ModelSpec,
+)
 from kvasir.config.spec.pools import (
     EngineSpec,
     ExpertBalancingSpec,
@@ -47,6 +53,7 @@ __all__ = [
     "HealthSpec",
     "LinkSpec",
     "LinksSpec",
+    "LoraLoadingSpec",
     "LoraSpec",
     "ModelSpec",
     "OutputFiltersSpec",
@@ -90,6 +97,7 @@ class Deployment(Spec):
     name: Name = "kvasir"
     model: ModelSpec = ModelSpec()
     lora: tuple[LoraSpec, ...] = ()
+    lora_loading: LoraLoadingSpec = LoraLoadingSpec()
     models: tuple[FurtherModelSpec, ...] = Field(default=(), max_length=64)
     """Additional models behind the same gateway, each with its own pools."""
     ready_when: Literal["every_model", "any_model"] = "every_model"
@@ -129,9 +137,9 @@ class Deployment(Spec):
         and everything that models share. The view of an embedding model neither moves nor stores KV."""
         if not self.models and not self.embeds:
             return (self,)
-        first = self._view(self.model, self.lora, self.disaggregation)
+        first = self._view(self.model, self.lora, self.lora_loading, self.disaggregation)
         more = (
-            self._view(each.model, each.lora, each.disaggregation or self.disaggregation)
+            self._view(each.model, each.lora, each.lora_loading, each.disaggregation or self.disaggregation)
             for each in self.models
         )
         return (first, *more)
@@ -192,14 +200,25 @@ class Deployment(Spec):
         return self.disaggregation != "never"
 
     def _view(
-        self, model: ModelSpec, lora: tuple[LoraSpec, ...], disaggregation: Disaggregated
+        self,
+        model: ModelSpec,
+        lora: tuple[LoraSpec, ...],
+        lora_loading: LoraLoadingSpec,
+        disaggregation: Disaggregated,
     ) -> Deployment:
         pools = tuple(
             pool.model_copy(update={"model": None})
             for pool in self.pools
             if (pool.model or self.model.name) == model.name
         )
-        own = {"model": model, "lora": lora, "models": (), "disaggregation": disaggregation, "pools": pools}
+        own = {
+            "model": model,
+            "lora": lora,
+            "lora_loading": lora_loading,
+            "models": (),
+            "disaggregation": disaggregation,
+            "pools": pools,
+        }
         if all(pool.role is Role.EMBED for pool in pools):
             own |= {"disaggregation": "never", "tiers": TiersSpec()}
         return self.model_copy(update=own)
@@ -296,6 +315,26 @@ class Deployment(Spec):
                     f"lora: {view.model.name!r} is also the served name of the model; rename the adapter or "
                     "set model.served_name"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_loadable(self) -> Self:
+        for view in self.views():
+            if not view.lora_loading.enabled:
+                continue
+            for pool in view.pools:
+                if pool.role is Role.EMBED:
+                    raise ValueError(
+                        f"lora_loading: {view.model.name} computes embeddings, and only adapters of models "
+                        "that generate are loaded at run time; list its adapters in lora"
+                    )
+                remote = [each for each in view.lora_loading.allow if not each.startswith("/")]
+                if pool.engine.nodes > 1 and remote:
+                    raise ValueError(
+                        f"lora_loading.allow: an engine of pool {pool.name} spans {pool.engine.nodes} nodes, "
+                        f"which all read the adapter's files; name folders that all nodes share, not "
+                        f"{remote[0]}"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kvasir.config.checks.quantization import Quantization
 from kvasir.config.spec.base import Name, Spec
+from kvasir.core.adapters import pattern_problem
 
 Disaggregated = Literal["always", "auto", "never"]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$", max_length=256)]
@@ -75,6 +76,40 @@ class LoraSpec(Spec):
     rank: int = Field(default=8, ge=1, le=512)
 
 
+class LoraLoadingSpec(Spec):
+    """Loading of LoRA adapters while the deployment runs, by `kvasir lora load` or POST
+    /v1/load_lora_adapter. Disabled unless `allow` has an entry."""
+
+    allow: tuple[str, ...] = Field(default=(), max_length=64)
+    """Sources that operators may load from: a folder with everything below it, `s3://BUCKET/PREFIX`, a
+    Hugging Face id, or `OWNER/` for all repositories of an owner."""
+    max_adapters: int = Field(default=4, ge=1, le=64)
+    """Adapters that a worker holds at once, in addition to those in `lora`. The engine reserves memory for
+    each at its start."""
+    max_rank: int = Field(default=16, ge=1, le=512)
+    """Largest rank of an adapter. The engine reserves memory for it at its start."""
+    max_bytes: int = Field(default=1 << 30, ge=1 << 10, le=1 << 40)
+    """Largest size of an adapter's files. Downloads use up to `max_adapters` times as much disk."""
+    cache_folder: str | None = Field(default=None, min_length=1)
+    """Folder of downloaded adapters on the worker's node. They are deleted when they are unloaded. Default:
+    `~/.cache/kvasir/adapters`."""
+    timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    """How long a call waits until an adapter is loaded, or until requests that use it have ended."""
+
+    @field_validator("allow")
+    @classmethod
+    def _valid_sources(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in allow:
+            if problem := pattern_problem(entry):
+                raise ValueError(problem)
+        return allow
+
+    @property
+    def enabled(self) -> bool:
+        """Whether adapters can be loaded."""
+        return bool(self.allow)
+
+
 class FurtherModelSpec(WeightsSpec):
     """An additional model behind the same gateway. Pools that serve it have its name in `model`."""
 
@@ -82,6 +117,7 @@ class FurtherModelSpec(WeightsSpec):
     """Name that clients send as `model`."""
     lora: tuple[LoraSpec, ...] = ()
     """Adapters of the model. Their names must differ from those of all other models and adapters."""
+    lora_loading: LoraLoadingSpec = LoraLoadingSpec()
     disaggregation: Disaggregated | None = None
     """Default: `disaggregation` of the deployment."""
 

@@ -22,44 +22,45 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from kvasir.wire.v1 import adapters_pb2 as kvasir_dot_wire_dot_v1_dot_adapters__pb2
 from kvasir.wire.v1 import identity_pb2 as kvasir_dot_wire_dot_v1_dot_identity__pb2
 from kvasir.wire.v1 import kv_pb2 as kvasir_dot_wire_dot_v1_dot_kv__pb2
 from kvasir.wire.v1 import requests_pb2 as kvasir_dot_wire_dot_v1_dot_requests__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvasir/wire/v1/session.proto\x12\x0ekvasir.wire.v1\x1a\x1dkvasir/wire/v1/identity.proto\x1a\x17kvasir/wire/v1/kv.proto\x1a\x1dkvasir/wire/v1/requests.proto\"q\n\x0eSessionRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.kvasir.wire.v1.HelloH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvasir.wire.v1.RouterFrameH\x00\x42\t\n\x07message\"v\n\x0fSessionResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.kvasir.wire.v1.WelcomeH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvasir.wire.v1.WorkerFrameH\x00\x42\t\n\x07message\"^\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x14\n\x0creceived_seq\x18\x03 \x01(\x04\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"v\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07resumed\x18\x02 \x01(\x08\x12\x14\n\x0creceived_seq\x18\x03 \x01(\x04\x12\x30\n\x08identity\x18\x04 \x01(\x0b\x32\x1e.kvasir.wire.v1.WorkerIdentity\"9\n\x06Submit\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.kvasir.wire.v1.EngineRequest\"\x1c\n\x05\x41\x62ort\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\"\n\rReleaseLeases\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"\t\n\x07Goodbye\"+\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"\t\n\x07Serving\"@\n\x0bSetDraining\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"\x9e\x02\n\x0bRouterFrame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12(\n\x06submit\x18\x03 \x01(\x0b\x32\x16.kvasir.wire.v1.SubmitH\x00\x12&\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x15.kvasir.wire.v1.AbortH\x00\x12\x37\n\x0erelease_leases\x18\x05 \x01(\x0b\x32\x1d.kvasir.wire.v1.ReleaseLeasesH\x00\x12*\n\x07goodbye\x18\x06 \x01(\x0b\x32\x17.kvasir.wire.v1.GoodbyeH\x00\x12\x33\n\x0cset_draining\x18\x07 \x01(\x0b\x32\x1b.kvasir.wire.v1.SetDrainingH\x00\x42\t\n\x07payload\"\xbd\x01\n\x0bWorkerFrame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12/\n\nstep_batch\x18\x03 \x01(\x0b\x32\x19.kvasir.wire.v1.StepBatchH\x00\x12,\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x18.kvasir.wire.v1.DrainingH\x00\x12*\n\x07serving\x18\x05 \x01(\x0b\x32\x17.kvasir.wire.v1.ServingH\x00\x42\t\n\x07payload2\xb0\x01\n\rWorkerService\x12N\n\x07Session\x12\x1e.kvasir.wire.v1.SessionRequest\x1a\x1f.kvasir.wire.v1.SessionResponse(\x01\x30\x01\x12O\n\x08Snapshot\x12\x1f.kvasir.wire.v1.SnapshotRequest\x1a .kvasir.wire.v1.SnapshotResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvasir/wire/v1/session.proto\x12\x0ekvasir.wire.v1\x1a\x1dkvasir/wire/v1/adapters.proto\x1a\x1dkvasir/wire/v1/identity.proto\x1a\x17kvasir/wire/v1/kv.proto\x1a\x1dkvasir/wire/v1/requests.proto\"q\n\x0eSessionRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.kvasir.wire.v1.HelloH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvasir.wire.v1.RouterFrameH\x00\x42\t\n\x07message\"v\n\x0fSessionResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.kvasir.wire.v1.WelcomeH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvasir.wire.v1.WorkerFrameH\x00\x42\t\n\x07message\"^\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x14\n\x0creceived_seq\x18\x03 \x01(\x04\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"v\n\x07Welcome\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0f\n\x07resumed\x18\x02 \x01(\x08\x12\x14\n\x0creceived_seq\x18\x03 \x01(\x04\x12\x30\n\x08identity\x18\x04 \x01(\x0b\x32\x1e.kvasir.wire.v1.WorkerIdentity\"9\n\x06Submit\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.kvasir.wire.v1.EngineRequest\"\x1c\n\x05\x41\x62ort\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\"\n\rReleaseLeases\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"\t\n\x07Goodbye\"+\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"\t\n\x07Serving\"@\n\x0bSetDraining\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"\x8c\x03\n\x0bRouterFrame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12(\n\x06submit\x18\x03 \x01(\x0b\x32\x16.kvasir.wire.v1.SubmitH\x00\x12&\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32\x15.kvasir.wire.v1.AbortH\x00\x12\x37\n\x0erelease_leases\x18\x05 \x01(\x0b\x32\x1d.kvasir.wire.v1.ReleaseLeasesH\x00\x12*\n\x07goodbye\x18\x06 \x01(\x0b\x32\x17.kvasir.wire.v1.GoodbyeH\x00\x12\x33\n\x0cset_draining\x18\x07 \x01(\x0b\x32\x1b.kvasir.wire.v1.SetDrainingH\x00\x12\x33\n\x0cload_adapter\x18\x08 \x01(\x0b\x32\x1b.kvasir.wire.v1.LoadAdapterH\x00\x12\x37\n\x0eunload_adapter\x18\t \x01(\x0b\x32\x1d.kvasir.wire.v1.UnloadAdapterH\x00\x42\t\n\x07payload\"\xad\x02\n\x0bWorkerFrame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12/\n\nstep_batch\x18\x03 \x01(\x0b\x32\x19.kvasir.wire.v1.StepBatchH\x00\x12,\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x18.kvasir.wire.v1.DrainingH\x00\x12*\n\x07serving\x18\x05 \x01(\x0b\x32\x17.kvasir.wire.v1.ServingH\x00\x12\x35\n\radapters_held\x18\x06 \x01(\x0b\x32\x1c.kvasir.wire.v1.AdaptersHeldH\x00\x12\x37\n\x0e\x61\x64\x61pter_answer\x18\x07 \x01(\x0b\x32\x1d.kvasir.wire.v1.AdapterAnswerH\x00\x42\t\n\x07payload2\xb0\x01\n\rWorkerService\x12N\n\x07Session\x12\x1e.kvasir.wire.v1.SessionRequest\x1a\x1f.kvasir.wire.v1.SessionResponse(\x01\x30\x01\x12O\n\x08Snapshot\x12\x1f.kvasir.wire.v1.SnapshotRequest\x1a .kvasir.wire.v1.SnapshotResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvasir.wire.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONREQUEST']._serialized_start=135
-  _globals['_SESSIONREQUEST']._serialized_end=248
-  _globals['_SESSIONRESPONSE']._serialized_start=250
-  _globals['_SESSIONRESPONSE']._serialized_end=368
-  _globals['_HELLO']._serialized_start=370
-  _globals['_HELLO']._serialized_end=464
-  _globals['_WELCOME']._serialized_start=466
-  _globals['_WELCOME']._serialized_end=584
-  _globals['_SUBMIT']._serialized_start=586
-  _globals['_SUBMIT']._serialized_end=643
-  _globals['_ABORT']._serialized_start=645
-  _globals['_ABORT']._serialized_end=673
-  _globals['_RELEASELEASES']._serialized_start=675
-  _globals['_RELEASELEASES']._serialized_end=709
-  _globals['_GOODBYE']._serialized_start=711
-  _globals['_GOODBYE']._serialized_end=720
-  _globals['_DRAINING']._serialized_start=722
-  _globals['_DRAINING']._serialized_end=765
-  _globals['_SERVING']._serialized_start=767
-  _globals['_SERVING']._serialized_end=776
-  _globals['_SETDRAINING']._serialized_start=778
-  _globals['_SETDRAINING']._serialized_end=842
-  _globals['_ROUTERFRAME']._serialized_start=845
-  _globals['_ROUTERFRAME']._serialized_end=1131
-  _globals['_WORKERFRAME']._serialized_start=1134
-  _globals['_WORKERFRAME']._serialized_end=1323
-  _globals['_WORKERSERVICE']._serialized_start=1326
-  _globals['_WORKERSERVICE']._serialized_end=1502
+  _globals['_SESSIONREQUEST']._serialized_start=166
+  _globals['_SESSIONREQUEST']._serialized_end=279
+  _globals['_SESSIONRESPONSE']._serialized_start=281
+  _globals['_SESSIONRESPONSE']._serialized_end=399
+  _globals['_HELLO']._serialized_start=401
+  _globals['_HELLO']._serialized_end=495
+  _globals['_WELCOME']._serialized_start=497
+  _globals['_WELCOME']._serialized_end=615
+  _globals['_SUBMIT']._serialized_start=617
+  _globals['_SUBMIT']._serialized_end=674
+  _globals['_ABORT']._serialized_start=676
+  _globals['_ABORT']._serialized_end=704
+  _globals['_RELEASELEASES']._serialized_start=706
+  _globals['_RELEASELEASES']._serialized_end=740
+  _globals['_GOODBYE']._serialized_start=742
+  _globals['_GOODBYE']._serialized_end=751
+  _globals['_DRAINING']._serialized_start=753
+  _globals['_DRAINING']._serialized_end=796
+  _globals['_SERVING']._serialized_start=798
+  _globals['_SERVING']._serialized_end=807
+  _globals['_SETDRAINING']._serialized_start=809
+  _globals['_SETDRAINING']._serialized_end=873
+  _globals['_ROUTERFRAME']._serialized_start=876
+  _globals['_ROUTERFRAME']._serialized_end=1272
+  _globals['_WORKERFRAME']._serialized_start=1275
+  _globals['_WORKERFRAME']._serialized_end=1576
+  _globals['_WORKERSERVICE']._serialized_start=1579
+  _globals['_WORKERSERVICE']._serialized_end=1755
 # @@protoc_insertion_point(module_scope)

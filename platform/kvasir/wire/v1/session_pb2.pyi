@@ -1,3 +1,4 @@
+from kvasir.wire.v1 import adapters_pb2 as _adapters_pb2
 from kvasir.wire.v1 import identity_pb2 as _identity_pb2
 from kvasir.wire.v1 import kv_pb2 as _kv_pb2
 from kvasir.wire.v1 import requests_pb2 as _requests_pb2
@@ -94,7 +95,7 @@ class SetDraining(_message.Message):
     def __init__(self, draining: _Optional[bool] = ..., reason: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
 class RouterFrame(_message.Message):
-    __slots__ = ("seq", "ack", "submit", "abort", "release_leases", "goodbye", "set_draining")
+    __slots__ = ("seq", "ack", "submit", "abort", "release_leases", "goodbye", "set_draining", "load_adapter", "unload_adapter")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +103,8 @@ class RouterFrame(_message.Message):
     RELEASE_LEASES_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     SET_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     seq: int
     ack: int
     submit: Submit
@@ -109,18 +112,24 @@ class RouterFrame(_message.Message):
     release_leases: ReleaseLeases
     goodbye: Goodbye
     set_draining: SetDraining
-    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., set_draining: _Optional[_Union[SetDraining, _Mapping]] = ...) -> None: ...
+    load_adapter: _adapters_pb2.LoadAdapter
+    unload_adapter: _adapters_pb2.UnloadAdapter
+    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., set_draining: _Optional[_Union[SetDraining, _Mapping]] = ..., load_adapter: _Optional[_Union[_adapters_pb2.LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[_adapters_pb2.UnloadAdapter, _Mapping]] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
-    __slots__ = ("seq", "ack", "step_batch", "draining", "serving")
+    __slots__ = ("seq", "ack", "step_batch", "draining", "serving", "adapters_held", "adapter_answer")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     STEP_BATCH_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_HELD_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_ANSWER_FIELD_NUMBER: _ClassVar[int]
     seq: int
     ack: int
     step_batch: _requests_pb2.StepBatch
     draining: Draining
     serving: Serving
-    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., step_batch: _Optional[_Union[_requests_pb2.StepBatch, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., serving: _Optional[_Union[Serving, _Mapping]] = ...) -> None: ...
+    adapters_held: _adapters_pb2.AdaptersHeld
+    adapter_answer: _adapters_pb2.AdapterAnswer
+    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., step_batch: _Optional[_Union[_requests_pb2.StepBatch, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., serving: _Optional[_Union[Serving, _Mapping]] = ..., adapters_held: _Optional[_Union[_adapters_pb2.AdaptersHeld, _Mapping]] = ..., adapter_answer: _Optional[_Union[_adapters_pb2.AdapterAnswer, _Mapping]] = ...) -> None: ...

@@ -16,7 +16,7 @@ import msgspec
 
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 
-_SHARED = {"name", "model", "lora", "disaggregation", "transfer", "tiers", "worker", "tls"}
+_SHARED = {"name", "model", "lora", "lora_loading", "disaggregation", "transfer", "tiers", "worker", "tls"}
 _NOT_THE_WORKERS = {"replicas", "scaling", "kv_index", "cpus", "gpus", "gpu"}
 
 

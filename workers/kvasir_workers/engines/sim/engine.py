@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
@@ -66,6 +67,7 @@ class SimEngine:
         if engine.kv_events and engine.prefix_caching:
             root_of = partial(root_hash, deployment.model.name)
             self._holdings = Holdings(engine.data_parallel_size, root_of)
+        self._adapters = {lora.name for lora in deployment.lora}
         self._worker_id = ""
         self._epoch = 0
         self._ranks: tuple[SimRank, ...] = ()
@@ -118,6 +120,18 @@ class SimEngine:
         for rank in self._started:
             rank.scheduler.expire(self._clock.now())
         return self._load()
+
+    async def add_adapter(self, key: str, folder: Path) -> None:
+        """See AdapterEngine. The files have no effect."""
+        self._adapters.add(key)
+
+    async def remove_adapter(self, key: str) -> None:
+        """See AdapterEngine."""
+        self._adapters.discard(key)
+
+    def adapter_legs(self, key: str) -> int:
+        """See AdapterEngine."""
+        return sum(rank.scheduler.legs_of(key) for rank in self._ranks)
 
     async def wait_failed(self) -> str:
         """See Engine."""
@@ -272,7 +286,7 @@ class SimEngine:
             recompute_on_failure=transfer.on_failure == "recompute",
             max_live=self._max_live,
             seed=engine.seed,
-            adapters=frozenset(lora.name for lora in self._deployment.lora),
+            adapters=self._adapters,
             ranks=engine.data_parallel_size,
             # Without a fabric a puller could not know what is computed.
             overlap=transfer.overlap != "never" and engine.chunked_prefill and self._fabric is not None,
@@ -301,7 +315,7 @@ class SimEngine:
             engine="sim",
             engine_version=_VERSION,
             transfer=TRANSFER_NAME if self._deployment.disaggregated else "",
-            adapters=tuple(sorted(limits.adapters)),
+            adapters=tuple(sorted(lora.name for lora in self._deployment.lora)),
             data_parallel_size=limits.ranks,
             reports_kv=self._holdings is not None,
             golden=self._golden,

@@ -162,6 +162,10 @@ class Scheduler:
         """Return whether this request has not ended."""
         return request_id in self._live
 
+    def legs_of(self, adapter: str) -> int:
+        """Return the number of requests with this adapter that have not ended."""
+        return sum(live.request.adapter == adapter for live in self._live.values())
+
     def cached(self) -> set[bytes]:
         """Return the chained hashes of all blocks in the prefix cache."""
         return self._pool.known()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,7 +36,8 @@ class SimLimits:
     recompute_on_failure: bool
     max_live: int
     seed: int = 0
-    adapters: frozenset[str] = frozenset()
+    adapters: Set[str] = frozenset()
+    """May change while the engine runs."""
     ranks: int = 1
     overlap: bool = False
 

@@ -25,7 +25,7 @@ from kvasir.config.load.model_files import configured_template, resolve_model, t
 from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
-from kvasir.core.errors import ConfigError
+from kvasir.core.errors import ConfigError, RequestError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import StepSink
@@ -106,6 +106,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
         self._runtime: ModuleType | None = None
         self._recorder: LoadRecorder | None = None
         self._adapters: dict[str, Any] = {}
+        self._adapter_number = 0
         self._sink: StepSink | None = None
         self._failed: asyncio.Future[str] | None = None
         self._errors: EngineErrors | None = None
@@ -154,6 +155,28 @@ class VllmReplica(ABC, Generic[EnteredT]):
             if entered is not None:
                 self._aborts.append(entered)
         self._wake.set()
+
+    async def add_adapter(self, key: str, folder: Path) -> None:
+        """See AdapterEngine. vLLM reads the files between two steps of the engine."""
+        self._adapter_number += 1
+        adapter = self._vllm().lora_request(key, self._adapter_number, str(folder))
+        try:
+            await self._llm.add_lora(adapter)
+        except Exception as error:  # vLLM raises a bare Exception for an error of its core
+            raise RequestError(
+                f"The engine refuses the adapter: {error}", code="adapter_refused", param="lora_path"
+            ) from error
+        self._adapters[key] = adapter
+
+    async def remove_adapter(self, key: str) -> None:
+        """See AdapterEngine."""
+        adapter = self._adapters.pop(key, None)
+        if adapter is not None:
+            await self._llm.remove_lora(adapter.lora_int_id)
+
+    def adapter_legs(self, key: str) -> int:
+        """See AdapterEngine."""
+        return sum(entered.request.adapter == key for entered in self._live.values())
 
     def load(self) -> EngineLoad:
         """Return the load after the latest step."""
@@ -213,6 +236,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
         await self._llm.collective_rpc("kvasir_serve_prompt_rows")
         lora = self._deployment.lora
         self._adapters = self._vllm().lora_requests({each.name: each.path for each in lora})
+        self._adapter_number = len(self._adapters)
         for adapter in self._adapters.values():
             await self._llm.add_lora(adapter)
 

@@ -227,9 +227,14 @@ def sampling_params(
 def lora_requests(adapters: Mapping[str, str]) -> dict[str, LoRARequest]:
     """Return adapters by name, loaded from their folders. vLLM numbers them from 1."""
     return {
-        name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
+        name: lora_request(name, number, path)
         for number, (name, path) in enumerate(adapters.items(), start=1)
     }
+
+
+def lora_request(name: str, number: int, path: str) -> LoRARequest:
+    """Return the adapter that vLLM calls `name`, in its cache and its events, and by a number of its own."""
+    return LoRARequest(lora_name=name, lora_int_id=number, lora_path=path)
 
 
 _PREFILL = {"n": 1, "max_tokens": 1, "min_tokens": 0}

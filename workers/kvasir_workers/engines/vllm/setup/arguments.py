@@ -223,12 +223,18 @@ def _experts(engine: EngineSpec) -> dict[str, Any]:
 
 
 def _lora(deployment: Deployment) -> dict[str, Any]:
-    if not deployment.lora:
+    loading = deployment.lora_loading
+    ranks = [adapter.rank for adapter in deployment.lora]
+    count = len(ranks)
+    if loading.enabled:
+        count += loading.max_adapters
+        ranks.append(loading.max_rank)
+    if not count:
         return {}
-    widest = max(adapter.rank for adapter in deployment.lora)
+    widest = max(ranks)
     return {
         "enable_lora": True,
-        "max_loras": len(deployment.lora),
+        "max_loras": count,
         "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= widest),
     }
 
