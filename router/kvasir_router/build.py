@@ -19,6 +19,7 @@ from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.session import Dialer
+from kvasir_router.adapters.control import AdapterControl
 from kvasir_router.admission.from_spec import rules_of
 from kvasir_router.decide import CostRates, RateBook, make_policy, rates_of
 from kvasir_router.decide.links import LinkSetting, link_rates_of
@@ -136,6 +137,7 @@ def make_routers(
             router_id=f"{router_id}-{number}" if several else router_id,
             on_decision=on_decision,
             fast_path=fast_path,
+            taken=frozenset(deployment.served_names()),
         )
         for number, view in enumerate(views)
     }
@@ -158,12 +160,13 @@ def make_router(
     on_worker: Callable[[WorkerView], None] = unobserved,
     on_decision: Callable[[float], None] = unobserved,
     fast_path: bool = True,
+    taken: frozenset[str] = frozenset(),
 ) -> Router:
     """A router of one model, of which `deployment` is the view; it serves while its `run` runs. `router_id`
     is unique among live routers; `dialer` reaches every worker, or makes what reaches a given one;
     `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
     called with the duration of each decision, in seconds. Without `fast_path` all deltas take the ordinary
-    path."""
+    path. `taken` are names of other models, which no adapter may have."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
@@ -189,13 +192,23 @@ def make_router(
     )
     embeds = deployment.embeds
     machine: RequestMachine | EmbeddingMachine
-    lanes = None
+    lanes, adapters = None, None
     if embeds:
         machine = make_embedding_machine(deployment, rng)
     else:
         machine = generating = make_machine(deployment, rng, decisions=decisions)
         if fast_path:
             lanes = FastPath(lambda request_id, _: generating.fast_path_of(request_id))
+        if deployment.lora_loading.enabled:
+            adapters = AdapterControl(
+                deployment.model.name,
+                deployment.lora_loading,
+                [pool.name for pool in deployment.pools],
+                clock,
+                taken=taken.union(deployment.served_names()),
+                serves=lambda key: generating.fleet.missing(key) is None,
+                version=lambda: generating.fleet.changed,
+            )
     return Router(
         machine,
         Registry(
@@ -206,6 +219,7 @@ def make_router(
         clock,
         decisions=decisions,
         fast_path=lanes,
+        adapters=adapters,
         scales_to_zero=all(deployment.scales_to_zero(pool) for pool in deployment.pools),
         on_summary=on_summary,
         on_worker=on_worker,

@@ -25,6 +25,7 @@ from kvasir.ports.router import (
     StreamSink,
     WorkerView,
 )
+from kvasir_router.adapters.models import ModelAdapters
 from kvasir_router.sessions.members import no_such_worker
 from kvasir_router.sessions.shared_discovery import SharedDiscovery
 from kvasir_router.shell import Router
@@ -41,6 +42,7 @@ class RouterMux:
         self._routers = tuple(models.values())
         self._discovery = discovery
         self._ready_when_any = ready_when_any
+        self.adapters = ModelAdapters({name: router.adapters for name, router in models.items()})
 
     # -- RouterPort ------------------------------------------------------------------------------
 

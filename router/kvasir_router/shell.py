@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvasir.core.demand import Traffic, WorkerStats
-from kvasir.core.errors import CapacityError, KvasirError
+from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
 from kvasir.core.locality import LinkClass
-from kvasir.core.messages import EncodedStep
+from kvasir.core.messages import EncodedStep, RouterMessage
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, Role, StepBatch
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
@@ -30,14 +31,18 @@ from kvasir.ports.router import (
     StreamSink,
     WorkerView,
 )
+from kvasir_router.adapters.control import AdapterControl, AdapterWorkers
+from kvasir_router.adapters.disabled import NoAdapters
+from kvasir_router.adapters.placement import AdapterWorker
 from kvasir_router.demand import DemandBook, figures_of
 from kvasir_router.fast_path import FastPath
 from kvasir_router.fleet.decision_log import DecisionLog
-from kvasir_router.fleet.registry import Registry
+from kvasir_router.fleet.registry import DRAINING, READY, Registry
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
 from kvasir_router.machine_views import SansIoMachine
 from kvasir_router.requests.events import (
     AbortOn,
+    AdaptersChanged,
     ClientGone,
     Effect,
     EmitDelta,
@@ -72,10 +77,10 @@ class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
     `scales_to_zero`: the model may have no worker; requests start one if the planner reports so. `decisions`
-    is the log that the machine's fleet writes. `fast_path` sends plain deltas without the machine; None sends
-    each delta through it. `on_summary` is called for each request that ended, `on_worker` for each change of
-    a worker's state and for its load a few times a second; both must not block or raise. The caller closes
-    `discovery`.
+    is the log that the machine's fleet writes. `adapters` loads those of the model, None: there are none.
+    `fast_path` sends plain deltas without the machine; None sends each delta through it. `on_summary` is
+    called for each request that ended, `on_worker` for each change of a worker's state and for its load a few
+    times a second; both must not block or raise. The caller closes `discovery`.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Router:
         decisions: DecisionLog,
         fast_path: FastPath | None = None,
         scales_to_zero: bool = False,
+        adapters: AdapterControl | None = None,
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
     ) -> None:
@@ -103,6 +109,11 @@ class Router:
         self._fast_path = fast_path
         self._on_summary = on_summary
         self._on_worker = on_worker
+        self.adapters = adapters or NoAdapters()
+        if adapters is not None:
+            adapters.attach(
+                AdapterWorkers(self._adapter_workers, self._order, self._adapters_changed, self._spawn)
+            )
         self._members = SessionMembers(
             registry,
             make_session,
@@ -110,6 +121,7 @@ class Router:
             rest=self._rest,
             busy=self._busy,
             changed=self._show,
+            adapters=self.adapters,
             spawn=self._spawn,
         )
         self._snapshots = Snapshots(clock, feed=self._feed, spawn=self._spawn)
@@ -427,6 +439,29 @@ class Router:
         )
         self._feed(StepReceived(worker_id, StepBatch((delta,))))
 
+    # -- adapters --------------------------------------------------------------------------------
+
+    def _adapter_workers(self) -> list[AdapterWorker]:
+        return [
+            AdapterWorker(
+                known.endpoint.worker_id,
+                known.endpoint.pool,
+                ready=known.state == READY,
+                connected=known.state in (READY, DRAINING),
+            )
+            for known in self._registry.all()
+        ]
+
+    def _order(self, worker_id: str, message: RouterMessage) -> None:
+        member = self._members.get(worker_id)
+        if member is None:
+            raise UpstreamError(f"worker {worker_id} has left", code="worker_lost")
+        member.session.send(message)
+
+    def _adapters_changed(self, worker_id: str, keys: frozenset[str]) -> None:
+        self._feed(AdaptersChanged(worker_id, keys))
+        self._show(worker_id)
+
     # -- views -----------------------------------------------------------------------------------
 
     def _busy(self, worker_id: str) -> int:
@@ -441,7 +476,9 @@ class Router:
         load, assigned = (None, None) if worker is None else (worker.load, worker.assigned)
         fleet = self._machine.fleet
         kv, health = fleet.kv_status(worker_id), fleet.health.view(worker_id, self._clock.now())
-        return self._registry[worker_id].view(load, self._busy(worker_id), kv, health, assigned)
+        shown = self._registry[worker_id].view(load, self._busy(worker_id), kv, health, assigned)
+        held = self.adapters.held(worker_id)
+        return replace(shown, adapters=held) if held else shown
 
     def _show(self, worker_id: str) -> None:
         if self._members.get(worker_id) is None:

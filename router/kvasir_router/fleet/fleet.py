@@ -137,6 +137,11 @@ class Fleet:
         if changed:
             self._serving_changed()
 
+    def hold(self, worker_id: str, adapters: frozenset[str]) -> None:
+        """Set the adapters that a worker has loaded at run time, by key."""
+        self.workers[worker_id].adapters = adapters
+        self._serving_changed()
+
     def rates(self, worker_id: str) -> CostRates:
         """Return the learned costs of work there. Raises KeyError for an unknown worker."""
         return self._rates.rates(worker_id)
@@ -224,9 +229,12 @@ class Fleet:
     def _about(self, worker_id: str) -> tuple[str, str]:
         return self.workers[worker_id].identity.pool, self.index.state(worker_id)
 
-    def missing(self) -> str | None:
-        """Return what is missing to serve an ordinary request at once, in words; None if nothing is."""
-        ready = [worker for worker in self.workers.values() if worker.state is WorkerState.READY]
+    def missing(self, adapter: str | None = None) -> str | None:
+        """Return what is missing to serve an ordinary request at once, with that adapter, in words; None if
+        nothing is."""
+        ready = [
+            each for each in self.workers.values() if each.state is WorkerState.READY and each.has(adapter)
+        ]
         roles = [worker.role for worker in ready]
         return self._policy.missing(
             [role is not Role.DECODE for role in roles],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Request, Role
 from kvasir.ports.routing import RoutingTarget
 from kvasir_router.fleet.columns import Columns, Selection
@@ -72,23 +71,17 @@ class Selections:
 
     def _select(self, request: Request, prefilled_on: RoutingTarget | None) -> Selection:
         targets = self._columns.targets
-        rows = [
-            row
-            for row, target in enumerate(targets)
-            if self._workers[target.worker_id].state is WorkerState.READY
-            and _serves(self._identity(target), request)
-        ]
+        rows = [row for row, target in enumerate(targets) if self._serves(target, request)]
         if prefilled_on is not None:
             source = self._columns.places[prefilled_on].row
             decode = (row for row in rows if self._workers[targets[row].worker_id].role is not Role.PREFILL)
             rows = sorted({source, *decode})
         return self._columns.select(rows, self._index.group)
 
-    def _identity(self, target: RoutingTarget) -> WorkerIdentity:
-        return self._workers[target.worker_id].identity
-
-
-def _serves(identity: WorkerIdentity, request: Request) -> bool:
-    return identity.model == request.model and (
-        request.adapter is None or request.adapter in identity.adapters
-    )
+    def _serves(self, target: RoutingTarget, request: Request) -> bool:
+        worker = self._workers[target.worker_id]
+        return (
+            worker.state is WorkerState.READY
+            and worker.identity.model == request.model
+            and worker.has(request.adapter)
+        )

@@ -73,8 +73,9 @@ class Worker:
     delta has not come, with the time of the abort. `reported` is the worker's last load, `tiers` its last
     state of tiers. `foreign` is the number of requests of other routers there, `foreign_waiting` those of
     them that have not started. `charged` counts our requests that run there or will. `assigned` is a role
-    that replaces its own; `draining` says why it takes no new work, "" if it does. The fleet keeps columns of
-    all this: report every change to it, except of legs."""
+    that replaces its own; `draining` says why it takes no new work, "" if it does. `adapters` are the keys of
+    those that it has loaded at run time. The fleet keeps columns of all this: report every change to it,
+    except of legs."""
 
     worker_id: str
     identity: WorkerIdentity
@@ -89,6 +90,11 @@ class Worker:
     foreign_waiting: int = 0
     own_at_report: int = 0
     charged: int = 0
+    adapters: frozenset[str] = frozenset()
+
+    def has(self, adapter: str | None) -> bool:
+        """Whether requests with this adapter, None for the model alone, can run there."""
+        return adapter is None or adapter in self.adapters or adapter in self.identity.adapters
 
     @property
     def role(self) -> Role:

@@ -117,6 +117,14 @@ class PlanReceived:
     ready_in_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptersChanged:
+    """The keys of the adapters that a worker has loaded at run time. Ignored for an unknown worker."""
+
+    worker_id: str
+    adapters: frozenset[str]
+
+
 MembershipEvent = WorkerReady | WorkerInterrupted | WorkerDraining | WorkerRestored | WorkerLost
 SnapshotEvent = SnapshotPart | SnapshotEnded
 Event = (
@@ -127,6 +135,7 @@ Event = (
     | SnapshotEvent
     | TimerTick
     | PlanReceived
+    | AdaptersChanged
     | ShuttingDown
 )
 

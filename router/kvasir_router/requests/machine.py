@@ -25,6 +25,7 @@ from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.requests.checks import check_limits, check_requests, check_work
 from kvasir_router.requests.completion import Completion
 from kvasir_router.requests.events import (
+    AdaptersChanged,
     Effect,
     Event,
     MembershipEvent,
@@ -126,7 +127,13 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
 
     def _request(
         self,
-        event: RequestArrived | RequestCancelled | SnapshotEvent | TimerTick | PlanReceived | ShuttingDown,
+        event: RequestArrived
+        | RequestCancelled
+        | SnapshotEvent
+        | TimerTick
+        | PlanReceived
+        | AdaptersChanged
+        | ShuttingDown,
         now: float,
     ) -> None:
         match event:
@@ -143,6 +150,9 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
             case PlanReceived(roles, ready_in_s):
                 self._ready_in_s = ready_in_s
                 self.fleet.assign(roles)
+                self._placement.unpark(now)
+            case AdaptersChanged(worker_id, adapters) if worker_id in self.fleet.workers:
+                self.fleet.hold(worker_id, adapters)
                 self._placement.unpark(now)
             case ShuttingDown():
                 self._shut_down(now)

@@ -17,7 +17,17 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart
 from kvasir.core.membership import Endpoint
 from kvasir.core.membership import MembershipSnapshot as Snapshot
-from kvasir.core.messages import Draining, EncodedStep, RouterMessage, Serving, SetDraining, WorkerMessage
+from kvasir.core.messages import (
+    AdapterAnswer,
+    AdapterReport,
+    AdaptersHeld,
+    Draining,
+    EncodedStep,
+    RouterMessage,
+    Serving,
+    SetDraining,
+    WorkerMessage,
+)
 from kvasir.core.requests import StepBatch
 from kvasir_router.fleet.registry import CONNECTING, DRAINING, INTERRUPTED, READY, REFUSED, Registry
 from kvasir_router.requests.events import (
@@ -57,6 +67,22 @@ class MemberSession(Protocol):
     async def close(self) -> None: ...
 
 
+class AdapterListener(Protocol):
+    """Follows the adapters that workers have loaded at run time."""
+
+    def heard(self, worker_id: str, report: AdapterReport) -> None:
+        """A worker reports, accepted or not."""
+        ...
+
+    def joined(self, worker_id: str) -> None:
+        """A worker was accepted."""
+        ...
+
+    def left(self, worker_id: str) -> None:
+        """The session of a worker is over."""
+        ...
+
+
 MakeSession = Callable[[Endpoint, Callable[[SessionEvent], None]], MemberSession]
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
@@ -76,8 +102,8 @@ class SessionMembers:
     """Keeps a session with every worker that discovery reports.
 
     `feed` passes events to the request machine, and `rest` handles the remainder of a worker's step; `busy`
-    returns the number of legs on a worker; `changed` is called on every change of a worker's state; `spawn`
-    runs a task whose failure is the router's.
+    returns the number of legs on a worker; `changed` is called on every change of a worker's state;
+    `adapters` follows those that workers load; `spawn` runs a task whose failure is the router's.
     """
 
     def __init__(
@@ -89,6 +115,7 @@ class SessionMembers:
         rest: Callable[[str, EncodedStep], StepBatch | None],
         busy: Callable[[str], int],
         changed: Callable[[str], None],
+        adapters: AdapterListener,
         spawn: Spawn,
     ) -> None:
         self.registry = registry
@@ -97,6 +124,7 @@ class SessionMembers:
         self._rest = rest
         self._busy = busy
         self._changed = changed
+        self._adapters = adapters
         self._spawn = spawn
         self._members: dict[str, SessionMember] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -180,6 +208,7 @@ class SessionMembers:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         self._feed(WorkerLost(worker_id, LEFT))
+        self._adapters.left(worker_id)
         self._changed(worker_id)
         self._reconsider()
 
@@ -224,6 +253,8 @@ class SessionMembers:
                 self._feed(WorkerRestored(worker_id))
             if serves:
                 self._show(worker_id, member)
+        elif isinstance(message, AdaptersHeld | AdapterAnswer):
+            self._adapters.heard(worker_id, message)
         elif serves:
             step = self._rest(worker_id, message) if isinstance(message, EncodedStep) else message
             if step is not None:
@@ -236,6 +267,7 @@ class SessionMembers:
         if not self.registry.register(worker_id, identity):
             return
         self._feed(WorkerReady(worker_id, identity))
+        self._adapters.joined(worker_id)
         reason = member.draining or (LEFT if member.left else "")
         if reason:
             self._feed(WorkerDraining(worker_id, reason))
@@ -246,6 +278,7 @@ class SessionMembers:
         member.draining = ""
         self.registry.note(worker_id, CONNECTING, reason)
         self._feed(WorkerLost(worker_id, reason))
+        self._adapters.left(worker_id)
         self._reconsider()
         self.settle(worker_id)
 

@@ -109,7 +109,7 @@ class SessionHost:
         locality: Locality = NOWHERE,
         adapters: AdapterHost | None = None,
     ) -> SessionHost:
-        """Start the engine, at `locality`, with its sessions. Raise ConfigError if the engine cannot start."""
+        """Start the engine, at `locality`, with its sessions. Raise ConfigError if it cannot start."""
         hosts: list[SessionHost] = []
 
         def sink(batch: StepBatch) -> None:
