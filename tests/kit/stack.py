@@ -27,6 +27,7 @@ ADAPTER = resolve_model("kvasir-tiny").with_name("kvasir-tiny-lora")
 DEFAULT = f"""
 model: {{dtype: float32, max_model_len: {CONTEXT}}}
 lora: [{{name: pirate, path: "{ADAPTER}"}}]
+lora_loading: {{allow: ["{ADAPTER.parent}"], max_adapters: 2, max_rank: 8}}
 pools:
   - {{name: prefill, role: prefill, engine: {{threads: 1}}}}
   - {{name: decode, role: decode, engine: {{threads: 1}}}}

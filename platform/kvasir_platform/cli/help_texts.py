@@ -16,6 +16,7 @@ examples:
   kvasir drain WORKER                        take a worker out of service without losing a stream
   kvasir restart POOL                        replace a pool's workers one by one, while it serves
   kvasir verify                              whether answers are right, and how fast they come
+  kvasir lora load NAME SOURCE               serve a LoRA adapter, without a restart
   kvasir keys new --tenant research          an API key for a client
   kvasir down                                stop it, from any terminal
 
@@ -129,6 +130,36 @@ examples:
   kvasir verify --streams 0 --quality --report before      (the original deployment)
   kvasir verify --streams 0 --quality-baseline before.quality.json --max-kl 0.02      (the quantized one)
   kubectl exec deploy/NAME-router -- kvasir verify --address 127.0.0.1:8000"""
+
+LORA_EPILOG = """\
+An adapter is served as a model of its own name as soon as it is loaded. It needs lora_loading.allow in
+kvasir.yaml, which lists the sources that may be loaded from; an operator's key is needed where keys are
+(KVASIR_API_KEY). Workers that join later load it too. It is forgotten when all workers that hold it have
+ended: list what must survive that in `lora` of kvasir.yaml.
+
+examples:
+  kvasir lora list
+  kvasir lora load sql /models/adapters/sql
+  kvasir lora unload sql"""
+
+LORA_LOAD_EPILOG = """\
+SOURCE must be in lora_loading.allow. A folder must be readable by every worker under the same path; from S3
+or Hugging Face each worker downloads it. The files are adapter_config.json and adapter_model.safetensors, as
+PEFT writes them. With --replicas, only that many workers of each pool load it, and its requests run there.
+
+examples:
+  kvasir lora load sql /models/adapters/sql
+  kvasir lora load sql s3://my-bucket/adapters/sql --replicas 1
+  kvasir lora load sql my-org/sql-lora@v2 --model llama"""
+
+LORA_UNLOAD_EPILOG = """\
+New requests get 404 at once. Those that run continue; the command waits for them, and the worker removes the
+adapter after the last. Ctrl-C ends the wait, not the removal. The name can then be given to another adapter:
+no cached prefix of the old one is used for it.
+
+examples:
+  kvasir lora unload sql
+  kvasir lora unload sql --timeout 600"""
 
 KEYS_EPILOG = """\
 The line holds a hash from which the key cannot be recovered. A tenant may have several keys: to rotate one,

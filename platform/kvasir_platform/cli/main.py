@@ -29,6 +29,7 @@ from kvasir_platform.cli.help_texts import (
     UP_EPILOG,
     VERIFY_EPILOG,
 )
+from kvasir_platform.cli.lora_options import add_lora, run_lora
 from kvasir_platform.cli.verify.arguments import add_verify_options
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     add_verify_options(commands.choices["verify"])
     add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
+    add_lora(commands, shared, gateway)
     up = commands.choices["up"]
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
     up.add_argument(
@@ -200,6 +202,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
         "keys": lambda: _keys(args, output),
+        "lora": lambda: run_lora(args, _site(args), output),
         "verify": lambda: _verify(args, output),
         "version": lambda: _version(output),
     }

@@ -19,6 +19,7 @@ from kvasir.native import Relay
 from kvasir.ports.limits import Grant, LimitRefusal, RateLimits
 from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir_platform.edge.core_pages import CorePages
+from kvasir_platform.edge.core_status import core_status_of
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import (
     CoreStatus,
@@ -216,6 +217,8 @@ class CoreEndpoint:
         self._say().scrapes.append(number)
 
     def _show(self, page: PageResponse) -> None:
+        # A client that was answered that an adapter is loaded may use it at once, at the same edge.
+        self.send_status(core_status_of(self._core.router))
         self._say().shown.append(page)
 
     # -- the link

@@ -13,6 +13,7 @@ from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import PageRequest, PageResponse
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
+from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 
@@ -20,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class PageRenderer(Protocol):
-    """Responds to an exchange immediately, or raises KvasirError."""
+    """Responds to an exchange, or raises KvasirError."""
 
     def __call__(self, exchange: Exchange) -> None: ...
 
 
 class CorePages:
-    """Serves page requests of edges. `status` renders the page of that name; `decision`, `drain` and
-    `undrain` those whose paths end with a name."""
+    """Serves page requests of edges. `status` renders the page of that name; `adapters` loads and
+    unloads them; `decision`, `drain` and `undrain` are for paths that end with a name."""
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class CorePages:
         decision: PageRenderer,
         drain: PageRenderer,
         undrain: PageRenderer,
+        adapters: PageRenderer,
     ) -> None:
         self._figures = figures
         self._status = status
         self._decision = decision
         self._drain = drain
         self._undrain = undrain
+        self._adapters = adapters
 
     def show(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
         """Call `then` once with the page, or with the error."""
@@ -62,6 +65,8 @@ class CorePages:
     def _page(self, path: str) -> PageRenderer:
         if path == "/status":
             return self._status
+        if path in (LOAD, UNLOAD):
+            return self._adapters
         if path.startswith(DECISIONS):
             return self._decision
         if path.startswith(WORKERS) and path.endswith(DRAIN):

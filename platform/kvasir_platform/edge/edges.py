@@ -24,6 +24,7 @@ from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import EdgeWelcome
 from kvasir_platform.edge.supervisor import EdgeSupervisor, RestartLimits
 from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
@@ -75,10 +76,11 @@ class Edges:
         self._stop = asyncio.Event()
         self._limits = limits = make_limits(deployment.tenancy.redis, clock, random.SystemRandom())
         metrics.track_tenants(lambda: TenantStats((), limits_state(limits)))
+        models.loaded = router.adapters
         names = RequestNames(deployment.routing.decision_records)
         pages = StatusPages(
             deployment,
-            models.names,
+            models.listed,
             router,
             metrics,
             clock,
@@ -98,6 +100,7 @@ class Edges:
                 decision=decisions.decision,
                 drain=drains.drain,
                 undrain=drains.undrain,
+                adapters=AdapterPages(router.adapters).serve,
             ),
             figures=figures,
             now=clock.now,

@@ -28,7 +28,7 @@ from kvasir.core.errors import (
 )
 from kvasir.core.requests import Delta, Request
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
-from kvasir.ports.router import BrownoutView, RequestSummary
+from kvasir.ports.router import BrownoutView, RequestSummary, ServedAdapter
 
 MAX_FRAME_BYTES = 64 << 20
 """Larger messages are split into several frames. The sender refuses a single item that is larger."""
@@ -116,11 +116,12 @@ class PageResponse(msgspec.Struct, frozen=True, array_like=True):
 
 class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
     """The state of admission: the reason why no request could be served immediately (None: it could), in
-    total and per model, and the brown-out of each model."""
+    total and per model, the brown-out of each model, and the adapters that were loaded at run time."""
 
     missing: str | None
     missing_by_model: dict[str, str | None]
     brownouts: dict[str, BrownoutView]
+    adapters: dict[str, ServedAdapter] = {}
 
 
 class EdgeWelcome(msgspec.Struct, frozen=True, array_like=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import Delta, Request, Usage
 from kvasir.native import StreamTokens
-from kvasir.ports.router import NO_BROWNOUT, BrownoutView, RequestSummary, StreamSink
+from kvasir.ports.router import NO_BROWNOUT, BrownoutView, RequestSummary, ServedAdapter, StreamSink
 from kvasir.wire.codec import decode_to_router
 from kvasir_platform.edge.frames import CoreStatus, ToEdge, error_of
 from kvasir_router.fast_path import FastPath
@@ -32,6 +32,17 @@ class _Live(NamedTuple):
     sink: StreamSink
 
 
+class _RemoteAdapters:
+    """`kvasir.ports.router.AdapterCatalog` of the core."""
+
+    def __init__(self, newest: Callable[[], Mapping[str, ServedAdapter]]) -> None:
+        self._newest = newest
+
+    def served(self) -> Mapping[str, ServedAdapter]:
+        """See AdapterCatalog."""
+        return self._newest()
+
+
 class RemoteRouter:
     """`kvasir.ports.router.RequestPort` over a link. `now` reads the clock that both processes share.
 
@@ -46,6 +57,7 @@ class RemoteRouter:
         self._live: dict[str, _Live] = {}
         self._fast_path = FastPath(_place) if fast_path else None
         self._core_status = CoreStatus("no status received from the router yet", {}, {})
+        self.adapters = _RemoteAdapters(lambda: self._core_status.adapters)
 
     @property
     def in_flight(self) -> int:

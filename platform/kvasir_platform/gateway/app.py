@@ -23,6 +23,7 @@ from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
 from kvasir_platform.gateway.http.request_head import METHODS
 from kvasir_platform.gateway.openai.openapi import OPENAPI, openapi_page
+from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.operators import operators_here, remote_operators
@@ -89,6 +90,7 @@ class Gateway:
                 in_flight=self._in_flight,
                 draining=self._stop.is_set,
             )
+        models.loaded = requests.adapters
         self._errors = ErrorAnswers(metrics)
         context = GatewayContext(
             deployment,
@@ -175,6 +177,8 @@ class Gateway:
             "/health/ready": ("GET", _everyones(pages.ready)),
             "/metrics": ("GET", self._operators(self._operate.metrics)),
             "/status": ("GET", self._operators(self._operate.status)),
+            LOAD: ("POST", self._operators(self._operate.adapters)),
+            UNLOAD: ("POST", self._operators(self._operate.adapters)),
             OPENAPI: ("GET", _everyones(openapi_page)),
         }
 

@@ -20,6 +20,7 @@ from kvasir.ports.router import (
     BrownoutView,
     DecisionRecord,
     RequestSummary,
+    ServedAdapter,
     StreamSink,
     WorkerView,
 )
@@ -131,6 +132,33 @@ class ScriptedStream:
         )
 
 
+class ScriptedAdapters:
+    """AdapterPort for tests: `orders` are recorded, and `refusal` is raised instead if it is set."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, ServedAdapter] = {}
+        self.orders: list[tuple[str | None, ...]] = []
+        self.refusal: KvasirError | None = None
+
+    def served(self) -> dict[str, ServedAdapter]:
+        """`loaded`."""
+        return self.loaded
+
+    async def load(self, model: str | None, name: str, source: str, replicas: int) -> tuple[str, ...]:
+        """Record the order."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.orders.append(("load", model, name, source, str(replicas)))
+        return "prefill-1", "decode-1"
+
+    async def unload(self, name: str) -> tuple[str, ...]:
+        """Record the order."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.orders.append(("unload", name))
+        return ("prefill-1",)
+
+
 class ScriptedRouter:
     """RouterPort for tests. `script`, if set, answers each request in the next iteration of the loop."""
 
@@ -148,6 +176,7 @@ class ScriptedRouter:
         self.reason: str | None = None
         self.reasons: dict[str, str | None] = {}
         self.refusal: KvasirError | None = None
+        self.adapters = ScriptedAdapters()
 
     def submit(self, request: Request, sink: StreamSink) -> None:
         """Record the request, or raise `refusal` if one is set."""

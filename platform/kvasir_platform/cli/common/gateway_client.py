@@ -52,18 +52,22 @@ def _call(
     path: str,
     body: dict[str, Any] | None = None,
     pause: Callable[[float], None] = time.sleep,
+    *,
+    timeout_s: float = _TIMEOUT_S,
 ) -> tuple[int, bytes]:
     try:
-        return _try(method, site, path, body)
+        return _try(method, site, path, body, timeout_s)
     except AnotherCertificateError:
         pause(_RENEWAL_S)
-        return _try(method, site, path, body)
+        return _try(method, site, path, body, timeout_s)
 
 
-def _try(method: str, site: Site, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+def _try(
+    method: str, site: Site, path: str, body: dict[str, Any] | None, timeout_s: float
+) -> tuple[int, bytes]:
     connection: http.client.HTTPConnection | None = None
     try:
-        connection = site.connect(_TIMEOUT_S)
+        connection = site.connect(timeout_s)
         headers = key_headers()
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -151,6 +155,29 @@ def ask_drain(site: Site, worker_id: str, draining: bool, reason: str) -> None:
     message lists those that it does), and UpstreamError as above."""
     path = f"/workers/{quote(worker_id, safe='')}/{'drain' if draining else 'undrain'}"
     _checked(site, path, *_call("POST", site, path, {"reason": reason} if reason else {}))
+
+
+def load_adapter(site: Site, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Load an adapter; return the gateway's response. Raises RequestError with the gateway's reason, and
+    UpstreamError as above."""
+    return _ordered(site, "/v1/load_lora_adapter", body, timeout_s)
+
+
+def unload_adapter(site: Site, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Unload an adapter; as `load_adapter`."""
+    return _ordered(site, "/v1/unload_lora_adapter", body, timeout_s)
+
+
+def _ordered(site: Site, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    status, answer = _call("POST", site, path, body, timeout_s=timeout_s)
+    if status not in (200, 401):
+        try:
+            code = _code(json.loads(answer))
+        except (ValueError, AttributeError):
+            code = None
+        if code is not None:
+            raise RequestError(reason_in(answer), status=status, code=str(code))
+    return _checked(site, path, status, answer)
 
 
 def _asked(site: Site, path: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
 from kvasir.config.load.model_files import Matryoshka
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import RequestError
+from kvasir.ports.router import AdapterCatalog
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, model_capabilities
 from kvasir_platform.gateway.prompt.tokenization import Tokenizer, TokenizerPool
 
@@ -57,15 +58,16 @@ class EdgeModel:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model, and optionally one of its LoRA adapters, as named by a client's `model` field."""
+    """A model, and optionally one of its LoRA adapters, as named by a client's `model` field. `adapter` is
+    what the router calls it: the key of one that was loaded at run time."""
 
     model: EdgeModel
     adapter: str | None = None
 
 
 class ModelTable:
-    """The models of a gateway. `first` serves the calls that may leave the model out; `names` are those of
-    models and adapters."""
+    """The models of a gateway, and those adapters in `loaded` whose names are free. `first` serves the calls
+    that may leave the model out; `names` are those of models and adapters in the spec."""
 
     def __init__(self, models: Iterable[EdgeModel]) -> None:
         self.models = tuple(models)
@@ -73,13 +75,27 @@ class ModelTable:
         self._by_name = {model.name: Served(model) for model in self.models}
         self._by_name |= {name: Served(model, name) for model in self.models for name in model.adapters}
         self.names = tuple(self._by_name)
+        self.loaded: AdapterCatalog | None = None
 
     def find(self, name: str | None) -> Served:
         """Return what serves `name`, the first model for None. Raise RequestError 404 (`model_not_found`)."""
-        found = self._by_name.get(self.first.name if name is None else name)
+        wanted = self.first.name if name is None else name
+        found = self._by_name.get(wanted) or self._loaded(wanted)
         if found is None:
-            raise no_such_model(name or "")
+            raise no_such_model(wanted)
         return found
+
+    def listed(self) -> tuple[str, ...]:
+        """Return the names that can be served at present, those of loaded adapters last."""
+        loaded = () if self.loaded is None else sorted(self.loaded.served())
+        return (*self.names, *(name for name in loaded if self._loaded(name) is not None))
+
+    def _loaded(self, name: str) -> Served | None:
+        adapter = None if self.loaded is None else self.loaded.served().get(name)
+        model = None if adapter is None else self._by_name.get(adapter.model)
+        if adapter is None or model is None or name in self._by_name:
+            return None
+        return Served(model.model, adapter.key)
 
     def close(self) -> None:
         """Stop the threads of all tokenizers. Idempotent."""

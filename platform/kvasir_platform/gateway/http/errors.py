@@ -15,6 +15,11 @@ MAX_RETRY_AFTER_S = 3600.0
 
 _FINAL = frozenset(
     (
+        "adapter_changed",
+        "adapter_exists",
+        "adapter_limit",
+        "adapter_load_failed",
+        "adapter_timeout",
         "config_error",
         "drain_timeout",
         "http_version_not_supported",

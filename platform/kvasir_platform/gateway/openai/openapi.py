@@ -20,6 +20,7 @@ from kvasir_platform.gateway.catalog.slo_classes import MAX_HINT, SESSION_HEADER
 from kvasir_platform.gateway.http.errors import ErrorDetail, ErrorResponse, error_type
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema import answers
+from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import not_served
 from kvasir_platform.gateway.openai.schema.sampling import StreamOptions
@@ -143,6 +144,24 @@ _OPERATIONS = (
         status=202,
         tag="Operation",
         body_required=False,
+    ),
+    _Operation(
+        "/v1/load_lora_adapter",
+        "post",
+        "loadLoraAdapter",
+        "Load a LoRA adapter, which is then served as a model.",
+        answers.AdapterResult,
+        LoadAdapterBody,
+        tag="Operation",
+    ),
+    _Operation(
+        "/v1/unload_lora_adapter",
+        "post",
+        "unloadLoraAdapter",
+        "Unload a LoRA adapter when the requests that use it have ended.",
+        answers.AdapterResult,
+        UnloadAdapterBody,
+        tag="Operation",
     ),
     _Operation(OPENAPI, "get", "openapi", "This document.", "application/json", key=False, tag="Operation"),
 )

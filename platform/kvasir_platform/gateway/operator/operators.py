@@ -11,6 +11,7 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
@@ -31,6 +32,7 @@ class OperatorPages:
     decision: Show
     drain: Show
     undrain: Show
+    adapters: Show
 
 
 def operators_here(
@@ -46,14 +48,20 @@ def operators_here(
     """Return the pages of a router in this process; see StatusPages."""
     names = RequestNames(deployment.routing.decision_records)
     status = StatusPages(
-        deployment, models.names, router, metrics, clock, in_flight=in_flight, draining=draining
+        deployment, models.listed, router, metrics, clock, in_flight=in_flight, draining=draining
     )
     decisions, drains = DecisionPages(router, names), DrainPages(router)
     return OperatorPages(
-        names, status.metrics, status.status, decisions.decision, drains.drain, drains.undrain
+        names,
+        status.metrics,
+        status.status,
+        decisions.decision,
+        drains.drain,
+        drains.undrain,
+        AdapterPages(router.adapters).serve,
     )
 
 
 def remote_operators(core: RemoteCore) -> OperatorPages:
     """Return the pages of a router in another process, which serves all of them."""
-    return OperatorPages(core.names, core.show, core.show, core.show, core.show, core.show)
+    return OperatorPages(core.names, core.show, core.show, core.show, core.show, core.show, core.show)

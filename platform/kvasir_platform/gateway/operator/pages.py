@@ -8,7 +8,7 @@ import msgspec
 
 from kvasir.core.errors import CapacityError
 from kvasir.ports.router import RequestPort
-from kvasir_platform.gateway.catalog.models import ModelTable, Served, no_such_model
+from kvasir_platform.gateway.catalog.models import ModelTable, Served
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import HealthResponse, Model, Models
 from kvasir_platform.gateway.tenants.caller import Caller
@@ -27,22 +27,25 @@ class Pages:
         created: int,
     ) -> None:
         self._router = router
+        self._table = models
+        self._created = created
         self._models = {name: model_object(name, models.find(name), created) for name in models.names}
         self.draining = False
 
     def models(self, caller: Caller, exchange: Exchange) -> None:
         """GET /v1/models: the models that the caller may use."""
-        shown = [model for name, model in self._models.items() if caller.may_use(name)]
+        shown = [self._shown(name) for name in self._table.listed() if caller.may_use(name)]
         _json(exchange, Models("list", shown))
 
     def model(self, caller: Caller, exchange: Exchange) -> None:
         """GET /v1/models/{id}."""
         name = unquote(exchange.request.path[len(MODELS) + 1 :])
         caller.check_model(name)
-        found = self._models.get(name)
-        if found is None:
-            raise no_such_model(name)
-        _json(exchange, found)
+        _json(exchange, self._shown(name))
+
+    def _shown(self, name: str) -> Model:
+        """Return the model of that name. Raise RequestError 404 if there is none."""
+        return self._models.get(name) or model_object(name, self._table.find(name), self._created)
 
     def live(self, exchange: Exchange) -> None:
         """GET /health/live: liveness of the process."""

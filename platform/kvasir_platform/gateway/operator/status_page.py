@@ -18,13 +18,13 @@ from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusRespo
 
 
 class StatusPages:
-    """GET /metrics and /status. `models` are the names that clients may use, `clock` is the router's clock,
-    `in_flight` returns the number of running calls, and `draining` whether the gateway is stopping."""
+    """GET /metrics and /status. `models` returns the names that clients may use, `clock` is the router's
+    clock, `in_flight` returns the number of running calls, and `draining` whether the gateway is stopping."""
 
     def __init__(
         self,
         deployment: Deployment,
-        models: Iterable[str],
+        models: Callable[[], Iterable[str]],
         router: RouterPort,
         metrics: Metrics,
         clock: Clock,
@@ -33,7 +33,7 @@ class StatusPages:
         draining: Callable[[], bool],
     ) -> None:
         self._deployment = deployment
-        self._models = list(models)
+        self._models = models
         self._router = router
         self._metrics = metrics
         self._clock = clock
@@ -57,7 +57,7 @@ class StatusPages:
             ready=reason is None,
             reason=reason,
             disaggregation=self._deployment.disaggregation,
-            models=self._models,
+            models=list(self._models()),
             readiness={
                 name: Readiness(missing is None, missing)
                 for name, missing in self._router.not_ready_models().items()
@@ -77,6 +77,7 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "state": view.state,
         "reason": view.reason,
         "in_flight": view.in_flight,
+        "model": None if identity is None else identity.model,
         "role": None if identity is None else identity.role,
         "assigned": view.assigned,
         "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
@@ -86,6 +87,7 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "load": view.load,
         "kv": None if view.kv is None else _kv(view.kv, now),
         "health": view.health,
+        "adapters": view.adapters,
     }
 
 

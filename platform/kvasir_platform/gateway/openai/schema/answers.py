@@ -299,6 +299,14 @@ class Decisions(Struct):
     decisions: list[dict[str, Any]]
 
 
+class AdapterResult(Struct):
+    """The adapter was loaded on these workers, or unloaded from them."""
+
+    message: str
+    lora_name: str
+    workers: list[str]
+
+
 class DrainRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Why a worker is drained."""
 

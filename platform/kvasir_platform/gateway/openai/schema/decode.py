@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from kvasir.core.errors import RequestError
+from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, ContentPart, Message
 from kvasir_platform.gateway.openai.schema.limits import bad, missing, unsupported
 from kvasir_platform.gateway.openai.schema.sampling import SamplingFields, StreamOptions
@@ -65,9 +66,20 @@ _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
 _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
+_LOAD_ADAPTER = msgspec.json.Decoder(LoadAdapterBody)
+_UNLOAD_ADAPTER = msgspec.json.Decoder(UnloadAdapterBody)
 _REFUSED: dict[type[Struct], tuple[str, ...]] = {
     kind: not_served(kind)
-    for kind in (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, StreamOptions, StructuredOutputs)
+    for kind in (
+        ChatBody,
+        CompletionBody,
+        EmbeddingBody,
+        TokenizeBody,
+        LoadAdapterBody,
+        UnloadAdapterBody,
+        StreamOptions,
+        StructuredOutputs,
+    )
 }
 _REFUSED_VALUES = {kind: _values(names) for kind, names in _REFUSED.items()}
 _ASSISTANTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
@@ -118,6 +130,20 @@ def decode_tokenize(body: bytes) -> TokenizeBody:
 def decode_detokenize(body: bytes) -> DetokenizeBody:
     """Decode a detokenize request. Raise RequestError with `param` and a code."""
     return _decode(_DETOKENIZE, body)
+
+
+def decode_load_adapter(body: bytes) -> LoadAdapterBody:
+    """Decode a request to load an adapter. Raise RequestError with `param` and a code."""
+    load = _decode(_LOAD_ADAPTER, body)
+    _refuse_not_served(load)
+    return load
+
+
+def decode_unload_adapter(body: bytes) -> UnloadAdapterBody:
+    """Decode a request to unload an adapter. Raise RequestError with `param` and a code."""
+    unload = _decode(_UNLOAD_ADAPTER, body)
+    _refuse_not_served(unload)
+    return unload
 
 
 def _decode(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
