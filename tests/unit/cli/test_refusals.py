@@ -32,6 +32,13 @@ async def test_a_pool_whose_only_worker_is_refused_ends_the_start_with_the_route
     assert "make both sides equal" in caught.value.remedy
 
 
+async def test_tokens_that_differ_come_with_the_files_to_compare(gateway: Any) -> None:
+    site = known(gateway, worker("d", "refused", "golden.chat_code: tokens: 144 != 146 (router)"))
+    with pytest.raises(StartError) as caught:
+        await raise_if_refused(site, {"d": 1})
+    assert "set model_type in config.json to that of the model" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("workers", "replicas"),
     [

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvasir.core.errors import ConfigError
+from kvasir.core.errors import ConfigError, UpstreamError
+from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.main import main
+from kvasir_platform.cli.verify.client import VerifyClient
 from kvasir_platform.cli.verify.held_out import PIECE_CHARACTERS, HeldOutSet, read_held_out, windows_of
 from kvasir_platform.cli.verify.limits import QualityLimits, quality_checks
 from kvasir_platform.cli.verify.scores import (
@@ -264,6 +266,27 @@ def test_text_is_read_up_to_the_wanted_number_of_tokens(
     # Texts are scored at the same time, so they arrive in any order.
     scored = [len(body["prompt"]) for _, body in gateway.posts if body.get("prompt_logprobs")]
     assert sorted(scored) == [47, 255], "with a special token each, within the context"
+
+
+@pytest.mark.parametrize(
+    ("refusals", "waits", "ends_well"), [(2, [1.0, 3.0], True), (9, [1.0, 3.0, 3.0], False)]
+)
+def test_a_busy_gateway_is_asked_again_for_as_long_as_an_answer_may_take(
+    refusals: int, waits: list[float], ends_well: bool, gateway: Any
+) -> None:
+    serve(gateway, {"m": good})
+    busy = {"error": {"message": "the request would wait for about 0.9 s"}}
+    gateway.later["/v1/completions"] = [
+        (503, busy, {"retry-after": "3"} if number else {}) for number in range(refusals)
+    ]
+    paused: list[float] = []
+    client = VerifyClient(Site(gateway.address), "m", 8.0, paused.append)
+    if ends_well:
+        assert len(client.score((1, 4, 5), 1)) == 2
+    else:
+        with pytest.raises(UpstreamError, match="answered 503 to /v1/completions: the request would wait"):
+            client.score((1, 4, 5), 1)
+    assert paused == waits
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ If the gateway requires an API key, it is $KVASIR_API_KEY, or in the file $KVASI
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import json
 import os
@@ -82,36 +81,12 @@ def _try(
 
 
 async def missing_to_serve(site: Site) -> str | None:
-    """Return None if the gateway is ready to serve, else what it reports as missing. Raises UpstreamError if
-    that cannot come, because the router refuses each worker of a pool."""
+    """Return None if the gateway is ready to serve, else what it reports as missing."""
     try:
         status, body = await asyncio.to_thread(get, site, "/health/ready")
     except (UpstreamError, ConfigError) as error:
         return error.message
-    if status == 200:
-        return None
-    found: Sequence[dict[str, Any]] = ()
-    with contextlib.suppress(UpstreamError, ConfigError):
-        found = await asyncio.to_thread(workers, site)
-    if (refusal := _refusal(found)) is not None:
-        raise UpstreamError(refusal, code="worker_refused")
-    return reason_in(body)
-
-
-def _refusal(found: Sequence[dict[str, Any]]) -> str | None:
-    """Return why a pool has no worker but refused ones, None if each has others or none yet."""
-    for pool in {str(worker.get("pool")) for worker in found}:
-        members = [worker for worker in found if worker.get("pool") == pool]
-        if all(worker.get("state") == "refused" for worker in members):
-            reason = str(members[0].get("reason"))
-            if reason.startswith("golden."):
-                reason += (
-                    ". The engine's tokenizer is not that of the model's tokenizer.json: for some values of "
-                    "model_type in config.json, transformers puts rules of its own in place of the file's. "
-                    "Set model_type and tokenizer.json to those of one model"
-                )
-            return f"the router refuses the workers of pool {pool}: {reason}"
-    return None
+    return None if status == 200 else reason_in(body)
 
 
 def reason_in(body: bytes) -> str:

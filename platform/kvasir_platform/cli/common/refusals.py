@@ -13,6 +13,14 @@ from kvasir.core.errors import ConfigError, StartError, UpstreamError
 from kvasir_platform.cli.common.gateway_client import workers
 from kvasir_platform.cli.common.gateway_site import Site
 
+_EQUAL = (
+    "make both sides equal: in kvasir.yaml, or in the model's folder, which must not change during a start"
+)
+_OTHER_TOKENS = (
+    "set model_type in config.json to that of the model whose tokenizer.json the folder has: for some model "
+    "types transformers, and with it the engine, puts rules of its own in place of the file's"
+)
+
 
 async def raise_if_refused(site: Site, replicas: Mapping[str, int]) -> None:
     """Raise StartError with the router's reason if it refuses every replica of a pool, of which `replicas`
@@ -30,8 +38,5 @@ async def raise_if_refused(site: Site, replicas: Mapping[str, int]) -> None:
         if wanted and len(reasons) >= wanted:
             raise StartError(
                 f"the router refuses every worker of pool {pool}: {reasons[0]}",
-                remedy=(
-                    "make both sides equal: in kvasir.yaml, or in the model's folder, which must not change "
-                    "during a start"
-                ),
+                remedy=_OTHER_TOKENS if reasons[0].startswith("golden.") else _EQUAL,
             )

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvasir_platform.cli.verify.scores import ScoredToken
 _BODY_LIMIT = 64 << 20
 _LIKELY = 2
 """Log-probabilities of each token: of the chosen one and the next."""
+_BUSY = (429, 503)
 _SCORED = 20
 """The most that an engine returns by default for each token of a prompt."""
 _TRANSFER = re.compile(r'\btransfer;dur=([\d.]+);desc="(\d+) bytes"')
@@ -51,7 +52,10 @@ class VerifyClient:
     """Asks the gateway at `site` for completions of `model`. Its methods raise UpstreamError with the reason
     if an answer is an error, or none comes within `timeout_s` seconds."""
 
-    def __init__(self, site: Site, model: str, timeout_s: float) -> None:
+    def __init__(
+        self, site: Site, model: str, timeout_s: float, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._pause = pause
         self._site = site
         self._model = model
         self._timeout_s = timeout_s
@@ -70,9 +74,9 @@ class VerifyClient:
 
     def score(self, prompt: Sequence[int], first: int) -> tuple[ScoredToken, ...]:
         """Return the log-probabilities of the tokens of `prompt` from number `first` on, which is at least
-        1."""
+        1. A gateway that is busy is asked again, for as long as an answer may take."""
         body = self._body(prompt, 1) | {"prompt_logprobs": _SCORED}
-        answer, _ = self._ask("/v1/completions", body)
+        answer = self._ask_in_turn("/v1/completions", body)
         found = answer["choices"][0].get("prompt_logprobs") or ()
         if len(found) != len(prompt):
             raise UpstreamError(
@@ -142,10 +146,25 @@ class VerifyClient:
             "ignore_eos": True,
         }
 
+    def _ask_in_turn(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        waited = 0.0
+        while True:
+            try:
+                return self._ask(path, body)[0]
+            except _BusyError as error:
+                waited += error.wait_s
+                if waited > self._timeout_s:
+                    raise
+                self._pause(error.wait_s)
+
     def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         with self._connected() as sent:
             response = sent.post(path, body, self._headers)
             read = response.read(_BODY_LIMIT)
+            if response.status in _BUSY:
+                wait = response.headers.get("retry-after", "")
+                refused = self._refused(path, response.status, read)
+                raise _BusyError(refused.message, int(wait) if wait.isdecimal() else 1)
             if response.status != 200:
                 raise self._refused(path, response.status, read)
             return json.loads(read), {name.lower(): value for name, value in response.getheaders()}
@@ -157,6 +176,14 @@ class VerifyClient:
         return UpstreamError(
             f"the gateway at {self._site.authority} answered {status} to {path}: {reason_in(body)}"
         )
+
+
+class _BusyError(UpstreamError):
+    """The gateway has no room for a request now; `wait_s` is after how many seconds to ask again."""
+
+    def __init__(self, message: str, wait_s: int) -> None:
+        super().__init__(message)
+        self.wait_s = max(1, wait_s)
 
 
 class _Call:
