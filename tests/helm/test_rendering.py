@@ -294,3 +294,16 @@ def test_a_worker_learns_its_place_from_its_own_pod_and_needs_no_permission() ->
         } or (not paths and pod.component != "worker")
     assert release.of_kind("ClusterRole") == []
     assert "KVASIR_RACK" not in str(render({}).objects)
+
+
+def test_the_startup_probe_of_a_worker_reads_what_its_replica_writes() -> None:
+    release = render({})
+    for pod in (pod for pod in release.pods() if pod.component == "worker"):
+        (container,) = pod.spec["containers"]
+        probe = container["startupProbe"]["exec"]["command"]
+        assert probe == ["python", "-m", "kvasir_platform.apps.worker_probe", "--port=7002"]
+        notice = next(each["value"] for each in container["env"] if each["name"] == "KVASIR_START_NOTICE")
+        assert Path(notice).parent == Path(
+            next(each["mountPath"] for each in container["volumeMounts"] if each["name"] == "tmp")
+        )
+        assert container["readinessProbe"]["grpc"] == {"port": 7002}

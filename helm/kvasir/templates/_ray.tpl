@@ -169,6 +169,8 @@ spec:
           valueFrom:
             fieldRef:
               fieldPath: status.podIP
+        - name: KVASIR_START_NOTICE
+          value: /tmp/start-notice
         {{- include "kvasir.ray.place" .spec | nindent 8 }}
         {{- with $own.env }}
         {{- toYaml . | nindent 8 }}
@@ -181,10 +183,15 @@ spec:
         - name: raylet
           containerPort: 6381
       startupProbe:
-        grpc:
-          port: {{ .spec.worker.health_port }}
+        # What it prints is an event of the pod: why the engine did not start.
+        exec:
+          command:
+            - python
+            - -m
+            - kvasir_platform.apps.worker_probe
+            - --port={{ .spec.worker.health_port }}
         periodSeconds: 5
-        timeoutSeconds: 3
+        timeoutSeconds: 5
         failureThreshold: {{ mul $own.startupMinutes 12 }}
       readinessProbe:
         grpc:
