@@ -17,7 +17,14 @@ from kvasir.config.checks.kv_dtypes import REFUSED, SERVED, KvDtype
 from kvasir.config.checks.quantization import AT_LOAD, ENGINE_METHODS
 from kvasir.config.checks.vllm_args import VllmArgs
 from kvasir.config.load.model_files import resolve_model
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, SpeculativeSpec
+from kvasir.config.spec.deployment import (
+    Deployment,
+    EngineSpec,
+    LoadSpec,
+    ModelSpec,
+    PoolSpec,
+    SpeculativeSpec,
+)
 from kvasir.core.requests import Role
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments
 
@@ -97,6 +104,62 @@ def test_a_configuration_with_an_unknown_field_is_refused() -> None:
 
     with pytest.raises((TypeError, ValueError), match="cudagraf"):
         engine_args({"model": MODEL, "compilation_config": {"cudagraf": 1}})
+
+
+LOADS: dict[str, tuple[LoadSpec, dict[str, Any]]] = {
+    "prefetch": (
+        LoadSpec(strategy="prefetch", threads=3),
+        {
+            "load_format": "auto",
+            "safetensors_load_strategy": "prefetch",
+            "safetensors_prefetch_num_threads": 3,
+        },
+    ),
+    "lazy": (
+        LoadSpec(format="safetensors", strategy="lazy"),
+        {"load_format": "safetensors", "safetensors_load_strategy": "lazy"},
+    ),
+    "eager": (LoadSpec(strategy="eager"), {"safetensors_load_strategy": "eager"}),
+    "auto": (LoadSpec(), {"load_format": "auto", "safetensors_load_strategy": None}),
+    "streamed": (
+        LoadSpec(format="runai_streamer", threads=5),
+        {"load_format": "runai_streamer", "model_loader_extra_config": {"concurrency": 5}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_vllm_parses_how_weights_are_read(name: str) -> None:
+    from vllm.model_executor.model_loader import get_model_loader
+
+    load, wanted = LOADS[name]
+    made = load_config(ModelSpec(source=MODEL, load=load))
+    assert {field: getattr(made, field) for field in wanted} == wanted
+    assert get_model_loader(made) is not None
+
+
+def test_vllm_streams_weights_from_object_storage_beside_a_local_configuration() -> None:
+    from kvasir_workers.engines.vllm.runtime.engine_runtime import engine_args
+
+    source = "s3://bucket/model"
+    deployment = one_pool(ModelSpec(source=source, max_model_len=256))
+    arguments = engine_arguments(deployment, deployment.pools[0], model_path=MODEL, platform="cpu")
+    made = engine_args(arguments).create_engine_config()
+    assert (made.model_config.model, made.model_config.model_weights) == (MODEL, source)
+    assert made.load_config.load_format == "runai_streamer"
+
+
+def load_config(model: ModelSpec) -> Any:
+    from kvasir_workers.engines.vllm.runtime.engine_runtime import engine_args
+
+    deployment = one_pool(model)
+    arguments = engine_arguments(deployment, deployment.pools[0], model_path=MODEL, platform="cpu")
+    return engine_args(arguments).create_load_config()
+
+
+def one_pool(model: ModelSpec) -> Deployment:
+    pool = PoolSpec(name="both", role=Role.BOTH)
+    return Deployment(disaggregation="never", pools=(pool,), model=model)
 
 
 DRAFTS: dict[str, dict[str, Any]] = {

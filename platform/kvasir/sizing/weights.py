@@ -107,6 +107,11 @@ def weight_parts(config: ModelConfig, tensors: Iterable[TensorHeader]) -> tuple[
     return tuple(WeightPart(*key, *total) for key, total in sums.items())
 
 
+def stated_parts(nbytes: int) -> tuple[WeightPart, ...]:
+    """Return parts for weights of which only the sum is known, as if all were linear layers."""
+    return (WeightPart(WeightKind.LINEAR, None, last=False, fixed=nbytes),) if nbytes else ()
+
+
 _QUANTIZABLE = (WeightKind.LINEAR, WeightKind.KEYS, WeightKind.EXPERT)
 
 

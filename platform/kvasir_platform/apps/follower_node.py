@@ -15,6 +15,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.pod import POD, at_pod
+from kvasir_platform.apps.common.weight_reading import with_strategy
 from kvasir_platform.apps.worker_node import worker_view
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.host_memory import available_memory
@@ -39,7 +40,9 @@ async def follow(deployment: Deployment, pool_name: str, rank: int, leader: Node
     alone = deployment.worker.host == POD
     whole = at_pod(deployment, os.environ)
     view = worker_view(whole, pool_name, max(1, int(usable_cpus())), alone=alone)
-    view = with_kv_size(whole, view, pool_name, free=available_memory()[0], alone=alone)
+    free = available_memory()[0]
+    view = with_kv_size(whole, view, pool_name, free=free, alone=alone)
+    view = with_strategy(view, pool_name, free=free)
     from kvasir_workers.engines.vllm.follower import follow as follow_vllm
 
     folder = resolve_model(view.model.source, view.model.revision)

@@ -41,6 +41,7 @@ from kvasir_platform.apps.common.locality import locality_of
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.common.pod import POD, at_pod, host_port
 from kvasir_platform.apps.common.session_token import session_token
+from kvasir_platform.apps.common.weight_reading import with_strategy
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.host_memory import available_memory
 from kvasir_workers.adapters.host import AdapterHost
@@ -151,7 +152,9 @@ class WorkerNode:
         deployment = at_pod(deployment, os.environ)
         files = worker_files(deployment, pool_name)
         view = worker_view(deployment, pool_name, max(1, int(usable_cpus())), alone=alone)
-        view = with_kv_size(deployment, view, pool_name, free=available_memory()[0], alone=alone)
+        free = available_memory()[0]
+        view = with_kv_size(deployment, view, pool_name, free=free, alone=alone)
+        view = with_strategy(view, pool_name, free=free)
         locality = locality_of(deployment.pool(pool_name), os.environ, nics())
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         built = build_engine(view, view.pool(pool_name), clock, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.kit.model_folder import write_model
 
 from kvasir.config.load.loader import load
 from kvasir.sizing.host import ENGINE_BYTES
+from kvasir_platform.apps.common import kv_size
 from kvasir_platform.apps.common.kv_size import with_kv_size
 
 GIB = 1 << 30
@@ -59,3 +61,15 @@ def test_weights_that_the_engine_does_not_read_from_safetensors_are_not_looked_f
 def test_engines_that_are_not_on_the_cpu_size_it_themselves(source: Path, other: str) -> None:
     kinds = ["pools.prefill.engine.kind=sim"] if "sim" in other else []
     assert size(source, other, *kinds, free=64 * GIB) is None
+
+
+def test_weights_in_object_storage_count_as_their_index_states(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = write_model(tmp_path / "local", models.LLAMA_8B)
+    index = {"metadata": {"total_size": WEIGHTS}, "weight_map": {}}
+    (local / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(kv_size, "resolve_model", lambda *_: local)
+    free = 4 * (WEIGHTS + ENGINE_BYTES + 2 * GIB)
+    streamed = "model.source=s3://bucket/llama"
+    assert size(source, streamed, "pools.prefill.replicas=3", free=free) == GIB

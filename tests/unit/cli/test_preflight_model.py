@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from tests.kit.model_folder import write_model, write_safetensors
 
+from kvasir.config.load import object_storage
 from kvasir.config.load.loader import load
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.model import model_findings
@@ -266,3 +268,40 @@ def test_a_configuration_in_another_file_is_left_to_the_engine(tmp_path: Path) -
     folder = write_model(tmp_path, LLAMA | {"architectures": ["LamaForCausalLM"]})
     other = [f"pools.{name}.engine.args={{hf_config_path: /else}}" for name in ("prefill", "decode")]
     assert [f.level for f in found(folder, *other)] == ["ok"]
+
+
+def test_without_the_streamer_the_check_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_storage, "streamer_is_installed", lambda: False)
+    source = "s3://no-such-bucket/m"
+    view = load(None, [f"model.source={source}"]).views()[0]
+    (finding,) = model_findings(view, probe_model(source, "main"), lacks_torchvision=False)
+    assert finding.level == "error"
+    assert "needs the package runai-model-streamer, which is not installed" in finding.message
+    assert finding.remedy.startswith("install it: pip install ")
+
+
+def test_a_model_in_object_storage_is_read_by_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(object_storage, "streamer_is_installed", lambda: True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = "s3://no-such-bucket/m"
+    probe = probe_model(source, "main")
+    view = load(None, [f"model.source={source}"]).views()[0]
+    (finding,) = model_findings(view, probe, lacks_torchvision=False)
+    assert finding.level == "warning"
+    assert "has not been read from object storage yet" in finding.message
+    folder = object_storage_folder(tmp_path, source)
+    write_model(folder, LLAMA)
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {"total_size": 3 << 20}, "weight_map": {}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (finding,) = model_findings(view, probe_model(source, "main"), lacks_torchvision=False)
+    assert finding.level == "ok"
+    assert "3 MiB of weights" in finding.message
+
+
+def object_storage_folder(home: Path, source: str) -> Path:
+    """The local folder of a model in object storage."""
+    name = hashlib.sha256(source.encode()).hexdigest()[:32]
+    return home / ".cache" / "kvasir" / "object-storage" / name

@@ -15,6 +15,7 @@ from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
     ExpertBalancingSpec,
+    LoadSpec,
     LoraLoadingSpec,
     LoraSpec,
     ModelSpec,
@@ -125,6 +126,55 @@ def test_adapters_that_are_loaded_later_have_their_places_reserved_beside_those_
     made = arguments(one_pool(lora_loading=loading))
     assert (made["enable_lora"], made["max_loras"]) == (True, 3)
     assert "enable_lora" not in arguments(one_pool(lora_loading=LoraLoadingSpec(max_adapters=3)))
+
+
+def loading(deployment: Deployment) -> dict[str, Any]:
+    names = {"load_format", "model_loader_extra_config", "model_weights", "safetensors_load_strategy"}
+    made = arguments(deployment)
+    return {name: made[name] for name in sorted({*names, "safetensors_prefetch_num_threads"} & made.keys())}
+
+
+def reads(engine: EngineSpec | None = None, source: str = "/m", **load: Any) -> dict[str, Any]:
+    return loading(one_pool(engine, model=ModelSpec(source=source, load=LoadSpec(**load))))
+
+
+def test_by_default_only_the_number_of_threads_is_chosen() -> None:
+    assert reads() == {"safetensors_prefetch_num_threads": 8}
+
+
+def test_how_files_are_read_reaches_vllm() -> None:
+    assert reads(format="safetensors", strategy="prefetch", threads=3) == {
+        "load_format": "safetensors",
+        "safetensors_load_strategy": "prefetch",
+        "safetensors_prefetch_num_threads": 3,
+    }
+
+
+def test_weights_in_object_storage_are_streamed_to_the_local_configuration() -> None:
+    made = arguments(one_pool(model=ModelSpec(source="s3://b/m", load=LoadSpec(threads=32))))
+    assert (made["model"], made["model_weights"]) == ("/m", "s3://b/m")
+    assert reads(source="s3://b/m", strategy="prefetch", threads=32) == {
+        "load_format": "runai_streamer",
+        "model_loader_extra_config": {"concurrency": 32},
+        "model_weights": "s3://b/m",
+    }
+
+
+def test_files_of_a_folder_can_be_streamed_too() -> None:
+    assert reads(format="runai_streamer") == {
+        "load_format": "runai_streamer",
+        "model_loader_extra_config": {"concurrency": 8},
+    }
+
+
+@pytest.mark.parametrize(
+    "args", [{"load_format": "dummy"}, {"model_loader_extra_config": {"enable_multithread_load": True}}]
+)
+def test_another_loader_of_vllm_gets_no_settings_of_the_model(args: Any) -> None:
+    assert reads(EngineSpec(args=args), strategy="prefetch", format="safetensors") == args
+    streamed = {"load_format": "runai_streamer_sharded"}
+    weights = {"model_weights": "s3://b/m"}
+    assert reads(EngineSpec(args=streamed), source="s3://b/m") == streamed | weights
 
 
 OVERRIDABLE = {"enforce_eager"}

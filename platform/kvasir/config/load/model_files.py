@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.load.hub import cached_or_fetched
+from kvasir.config.load.object_storage import is_object_uri, object_folder
 from kvasir.core.errors import ConfigError
 
 SHIPPED_MODEL = "kvasir-tiny"
@@ -21,21 +22,24 @@ SHIPPED_MODEL = "kvasir-tiny"
 def resolve_model(
     source: str, revision: str = "main", *, download: bool = True, field: str = "model.source"
 ) -> Path:
-    """Return the folder of the model `source`: `kvasir-tiny`, a folder, or a Hugging Face id.
+    """Return the folder of the model `source`: `kvasir-tiny`, a folder, a Hugging Face id, or a folder in
+    object storage, of which all files but the weights are in the local folder.
 
-    A Hugging Face id is looked up in the local cache, and downloaded if it is not there and `download` is
-    set. Raises ConfigError with what was not found, and where; `field` of the spec named it.
+    The last two are looked up in the local cache, and downloaded if they are not there and `download` is set.
+    Raises ConfigError with what was not found, and where; `field` of the spec named it.
     """
     named = f"{field} {source!r}"
     if source == SHIPPED_MODEL:
         return _checked(_shipped_folder(), named)
+    if is_object_uri(source):
+        return _checked(object_folder(source, named, download=download), named)
     folder = Path(source).expanduser()
     if folder.is_dir():
         return _checked(folder.resolve(), named)
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise ConfigError(
             f"{named} is not a folder; name a folder in Hugging Face form, "
-            f"an id such as `owner/model`, or `{SHIPPED_MODEL}`"
+            f"an id such as `owner/model`, `s3://bucket/folder`, or `{SHIPPED_MODEL}`"
         )
     return _checked(cached_or_fetched(source, revision, download, named), named)
 

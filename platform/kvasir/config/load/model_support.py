@@ -24,6 +24,7 @@ from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.checks.quantization import declared_method, quantization_problem
+from kvasir.config.load.object_storage import is_object_uri, refuse_without_streamer, streams_weights
 from kvasir.config.load.parallel_support import expert_problems
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
@@ -73,6 +74,8 @@ def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
 def refuse_model(view: Deployment, folder: Path) -> None:
     """Raise ConfigError, with the reasons and remedies, unless the pools of `view` can serve the model in
     `folder`."""
+    if streams_weights(view.model):
+        refuse_without_streamer(f"streaming the weights of {view.model.source}")
     if problems := model_problems(view, read_model_config(folder)):
         raise ConfigError("\n".join(map(str, problems)))
     if needs_weights(view):
@@ -101,7 +104,10 @@ def with_length(view: Deployment, folder: Path) -> Deployment:
 
 
 def needs_weights(view: Deployment) -> bool:
-    """Whether a pool of `view` reads weights; those that vLLM makes up are for tests."""
+    """Whether a pool of `view` reads weights in the model's folder. Others stream them from object storage,
+    or, for tests, vLLM makes them up."""
+    if is_object_uri(view.model.source):
+        return False
     return any(pool.engine.args.get("load_format") != "dummy" for pool in view.pools)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, closest_matches
 from kvasir.config.checks.quantization import WITHOUT_CPU_KERNEL
+from kvasir.config.load.object_storage import is_object_uri
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, is_loopback
 from kvasir.core.requests import Role
 
@@ -42,6 +43,7 @@ def unsupported_features(deployment: Deployment, *, platform: Platform) -> list[
         found.extend(_parsers(pool.engine, f"pools.{pool.name}.engine"))
         found.extend(_on_cpu(view, pool) if platform == "cpu" else _on_cuda(pool))
     found.extend(_parsers_differ(deployment))
+    found.extend(problem for view in deployment.views() for problem in _streaming(view))
     return found
 
 
@@ -83,6 +85,29 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
         )
 
 
+def _streaming(view: Deployment) -> Iterator[str]:
+    """What needs weights in a folder, and finds them in object storage."""
+    model, tiers = view.model, view.tiers
+    if not is_object_uri(model.source) or not any(pool.engine.kind == "vllm" for pool in view.pools):
+        return
+    where = f"the weights of {model.source} are streamed from object storage"
+    if model.load.format == "safetensors":
+        yield f"model.load.format: {where}; set auto, or name a folder in model.source"
+    if model.load.node_cache is not None:
+        yield f"model.load.node_cache: {where}, and not copied; remove it, or name a folder in model.source"
+    if model.quantization == "int8":
+        yield (
+            f"model.quantization: {where}, and int8 quantizes weights of a folder; name a folder in "
+            "model.source, or a method of vLLM, such as fp8"
+        )
+    if tiers.disk is not None or tiers.redis is not None:
+        tier = "disk" if tiers.disk is not None else "redis"
+        yield (
+            f"tiers.{tier}: KV that outlives a worker is identified by the files of the weights, and "
+            f"{where}; remove it, or name a folder in model.source"
+        )
+
+
 def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
     spec, at = pool.engine.speculative, f"pools.{pool.name}.engine.speculative"
     if spec is None:
@@ -99,6 +124,8 @@ def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"{at}.schedule: data-parallel ranks have batches of different sizes and must propose equally "
             "many tokens; leave it out, or set data_parallel_size: 1"
         )
+    elif spec.model is not None and is_object_uri(spec.model):
+        yield f"{at}.model: drafts are not streamed from object storage; name a folder or a Hugging Face id"
     elif spec.keeps_kv and deployment.moves_kv:
         yield (
             f"{at}.method: the KV of {spec.method} is in the same blocks as the model's, and workers without "

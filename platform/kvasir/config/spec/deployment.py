@@ -18,6 +18,7 @@ from kvasir.config.spec.filters import OutputFiltersSpec
 from kvasir.config.spec.models import (
     Disaggregated,
     FurtherModelSpec,
+    LoadSpec,
     LoraLoadingSpec,
     LoraSpec,
     ModelSpec,
@@ -53,6 +54,7 @@ __all__ = [
     "HealthSpec",
     "LinkSpec",
     "LinksSpec",
+    "LoadSpec",
     "LoraLoadingSpec",
     "LoraSpec",
     "ModelSpec",

@@ -31,6 +31,8 @@ OWNED: Mapping[str, str] = {
     "runner": "set the role of the pool: embed, or one of the others",
     "convert": "set the role of the pool: embed, or one of the others",
     "tokens_only": "leave it out: workers detokenize",
+    "safetensors_load_strategy": "set model.load.strategy",
+    "safetensors_prefetch_num_threads": "set model.load.threads",
     "dtype": "set model.dtype",
     "quantization": "set model.quantization",
     "allow_deprecated_quantization": "set model.quantization",

@@ -18,11 +18,38 @@ Disaggregated = Literal["always", "auto", "never"]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$", max_length=256)]
 
 
+class LoadSpec(Spec):
+    """How workers read weights when they start."""
+
+    format: Literal["auto", "safetensors", "runai_streamer"] = "auto"
+    """`auto` reads the files of a folder, and streams weights from object storage. `safetensors` reads no
+    other format. `runai_streamer` streams files of a folder too, which requires the package
+    runai-model-streamer."""
+    strategy: Literal["auto", "prefetch", "lazy", "eager"] = "auto"
+    """How safetensors files are read. `prefetch` reads several at a time into the page cache, which all
+    workers of a machine share. `lazy` reads a tensor when it is needed. `eager` reads one file after the
+    other into the memory of the process. `auto`: `prefetch` if the weights fit into free memory, otherwise
+    `lazy`."""
+    threads: int = Field(default=8, ge=1, le=256)
+    """Maximum files read at the same time, or streams of the streamer."""
+    node_cache: str | None = None
+    """Folder on a disk of the node, for a `source` on a slower volume. The first worker of a node copies the
+    model there, and all workers of the node read the copy. Without room for it, `source` is read."""
+
+    @field_validator("node_cache")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("an absolute path, such as /var/cache/kvasir")
+        return value
+
+
 class WeightsSpec(Spec):
     """Weights to load, and how to load them."""
 
     source: str = "kvasir-tiny"
-    """A folder in Hugging Face format, a Hugging Face id, or `kvasir-tiny`, which is included in Kvasir."""
+    """A folder in Hugging Face format, a Hugging Face id, `kvasir-tiny`, which is included in Kvasir, or a
+    folder in object storage, as `s3://bucket/folder`, which requires the package runai-model-streamer."""
     revision: str = "main"
     """Branch, tag or commit of the Hugging Face repository."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -46,6 +73,7 @@ class WeightsSpec(Spec):
     matryoshka: bool | None = None
     """Whether the embeddings of the model can be truncated to fewer `dimensions`. Default: as its config.json
     declares. Some models support it without declaring it."""
+    load: LoadSpec = LoadSpec()
 
     @property
     def context_length(self) -> int:

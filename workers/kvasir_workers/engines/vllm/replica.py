@@ -30,6 +30,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import StepSink
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.vllm.caches.node_copy import node_copy
 from kvasir_workers.engines.vllm.setup.arguments import environment, log_level
 from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
 from kvasir_workers.engines.vllm.setup.quantize import quantized_folder
@@ -51,8 +52,11 @@ CACHE_FOLDER = Path.home() / ".cache" / "kvasir"
 
 
 def served_weights(deployment: Deployment, model_path: Path, cache_folder: Path) -> Path:
-    """Return the folder that vLLM loads: the model's own, or its quantized copy, which may have to be
-    created."""
+    """Return the folder that vLLM loads: the model's own, or a copy of it on the node or with quantized
+    weights, which may have to be created. Raise ConfigError if it cannot be."""
+    load = deployment.model.load
+    if load.node_cache is not None:
+        model_path = node_copy(model_path, Path(load.node_cache), load.threads)
     if deployment.model.quantization == "int8":
         return quantized_folder(model_path, cache_folder / "int8")
     return model_path

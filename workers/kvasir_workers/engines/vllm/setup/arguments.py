@@ -12,6 +12,7 @@ from typing import Any
 
 from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.checks.quantization import ENGINE_METHODS
+from kvasir.config.load.object_storage import is_object_uri, streams_weights
 from kvasir.config.load.support import LORA_RANKS
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SpeculativeSpec
 from kvasir.core.requests import Role
@@ -28,6 +29,8 @@ EVENT_BACKLOG = 8192
 """KV event messages that a rank keeps for replay, and that may wait on either side."""
 
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
+_OTHER_LOADER = {"load_format", "model_loader_extra_config"}
+"""Arguments in `engine.args` that select another loader of vLLM, to which `model.load` does not apply."""
 _LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
 
 
@@ -102,6 +105,7 @@ def engine_arguments(
         "dtype": deployment.model.dtype,
         "trust_remote_code": deployment.model.trust_remote_code,
         **_quantization(deployment),
+        **_loading(deployment, engine),
         "max_model_len": deployment.model.context_length,
         "seed": engine.seed,
         "block_size": engine.block_size,
@@ -171,6 +175,22 @@ def environment(
 def _quantization(deployment: Deployment) -> dict[str, Any]:
     method = deployment.model.quantization
     return {"quantization": method} if method in ENGINE_METHODS else {}
+
+
+def _loading(deployment: Deployment, engine: EngineSpec) -> dict[str, Any]:
+    model, load = deployment.model, deployment.model.load
+    found: dict[str, Any] = {"model_weights": model.source} if is_object_uri(model.source) else {}
+    if not _OTHER_LOADER.isdisjoint(engine.args):
+        return found
+    if streams_weights(model):
+        streams = {"concurrency": load.threads}
+        return found | {"load_format": "runai_streamer", "model_loader_extra_config": streams}
+    found["safetensors_prefetch_num_threads"] = load.threads
+    if load.format != "auto":
+        found["load_format"] = load.format
+    if load.strategy != "auto":
+        found["safetensors_load_strategy"] = load.strategy
+    return found
 
 
 def _memory(pool: PoolSpec, platform: str) -> dict[str, Any]:

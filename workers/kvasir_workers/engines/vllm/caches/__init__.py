@@ -1,0 +1,1 @@
+"""Folders that engines share and keep between starts: copies of models, and compiled code."""
