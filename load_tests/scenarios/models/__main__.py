@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.kit.models.architectures import MODELS, TinyModel, named
@@ -88,8 +88,11 @@ def _adapted(plain: Generated, made: Generated | str) -> Cell:
 
 
 def _under_up(model: TinyModel) -> Cells:
-    served = serve(model, _folder(model))
-    return {"kvasir up": served.up, **({} if served.tools is None else {"tools": served.tools})}
+    folder = _folder(model)
+    served = serve(model, folder)
+    # The report is read elsewhere.
+    up = replace(served.up, note=served.up.note.replace(f"{folder.parent}/", ""))
+    return {"kvasir up": up, **({} if served.tools is None else {"tools": served.tools})}
 
 
 def _run(mode: str, model: TinyModel) -> Generated | str:
