@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvasir.core.errors import ConfigError, EngineStartError
@@ -14,6 +16,7 @@ from kvasir_workers.pool.failures import (
     read_failure,
     record_failure,
 )
+from kvasir_workers.pool.start_notice import NOTICE_VARIABLE, read_notice, remove_notice
 
 LASTING = EngineStartError("pool decode does not start: x", remedy="lower y", permanent=True)
 
@@ -89,3 +92,20 @@ def test_an_unreadable_record_is_no_failure_and_an_absent_store_does_not_hide_th
 
     monkeypatch.setattr(failures, "_internal_kv_put", gone)
     record_failure("kvasir", "decode", failure_of(LASTING, ""))
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_pods_startup_probe_knows_a_failure_until_a_replica_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice = {NOTICE_VARIABLE: str(tmp_path / "notice")}
+    monkeypatch.setenv(NOTICE_VARIABLE, notice[NOTICE_VARIABLE])
+    record_failure("kvasir", "decode", failure_of(LASTING, ""))
+    assert read_notice(notice) == "pool decode does not start: x; lower y"
+    # A pod in which nothing has failed yet gets the replica that raises the error again.
+    remove_notice(notice)
+    with pytest.raises(EngineStartError):
+        raise_again("kvasir", "decode")
+    assert read_notice(notice) == "pool decode does not start: x; lower y"
+    forget_failure("kvasir", "decode")
+    assert read_notice(notice) == ""

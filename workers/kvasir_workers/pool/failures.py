@@ -8,6 +8,7 @@ the next replica raises the same error without starting an engine.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 
 from kvasir.core.errors import EngineStartError, KvasirError
 from kvasir.core.membership import NAMESPACE
+from kvasir_workers.pool.start_notice import remove_notice, write_notice
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +41,9 @@ def failure_of(error: Exception, log_file: str) -> StartFailure:
 
 
 def record_failure(deployment: str, pool: str, failure: StartFailure) -> None:
-    """Store it as the pool's newest. Blocks. If Ray does not answer, Serve's report of the constructor
-    remains."""
+    """Store it as the pool's newest, and for this pod's startup probe. Blocks. If Ray does not answer,
+    Serve's report of the constructor remains."""
+    write_notice(os.environ, failure.message, failure.remedy)
     try:
         _put(deployment, pool, failure)
     except Exception as error:  # noqa: BLE001 - Ray raises several private types; the constructor's error matters
@@ -60,6 +63,7 @@ def read_failure(deployment: str, pool: str) -> StartFailure | None:
 
 def forget_failure(deployment: str, pool: str) -> None:
     """Remove the pool's failure: a replica has started, or another one is to be started. Blocks on Ray."""
+    remove_notice(os.environ)
     _internal_kv_del(failure_key(deployment, pool), namespace=NAMESPACE)
 
 
@@ -70,6 +74,7 @@ def raise_again(deployment: str, pool: str) -> None:
     if failure is None or not failure.repeat:
         return
     _put(deployment, pool, msgspec.structs.replace(failure, repeat=False))
+    write_notice(os.environ, failure.message, failure.remedy)
     raise EngineStartError(failure.message, remedy=failure.remedy, permanent=failure.permanent)
 
 

@@ -27,7 +27,6 @@ from kvasir_workers.pool.fence import claim_fence, fence_name
 from kvasir_workers.pool.followers import Followers, NodePlan
 from kvasir_workers.pool.output_log import OutputLog
 from kvasir_workers.pool.sigterm import on_sigterm
-from kvasir_workers.pool.start_notice import remove_notice, write_notice
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +94,8 @@ class PoolReplica:
         except Exception as error:
             log_file = "" if self._output is None else str(self._output.path)
             log.exception("this replica of %s does not start", pool)
-            failure = failure_of(error, log_file)
-            write_notice(os.environ, failure.message, failure.remedy)
-            await asyncio.to_thread(record_failure, spec.name, pool, failure)
+            await asyncio.to_thread(record_failure, spec.name, pool, failure_of(error, log_file))
             raise
-        remove_notice(os.environ)
         await asyncio.to_thread(forget_failure, spec.name, pool)
         endpoint = node.endpoint
         record = MemberRecord(

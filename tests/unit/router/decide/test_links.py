@@ -160,6 +160,8 @@ def test_a_near_worker_is_found_in_a_fleet_too_large_to_compare_all_pairs(linked
         linked.add(f"far-{number}", locality=FAR)
         if number == 40:
             linked.add("near", locality=NVLINK)
+    # By its load alone it would be the last of all, and not be compared.
+    linked.busy("near", 2)
     assert linked.decode_worker() == "near"
 
 
