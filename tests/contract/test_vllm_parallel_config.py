@@ -17,6 +17,7 @@ from kvasir.config.checks.all2all import ALL2ALL_BACKENDS, WITH_MICROBATCHES, WI
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Role
+from kvasir.sizing.shape import stages
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments
 
@@ -238,6 +239,26 @@ def test_cores_of_a_further_node_are_started_as_vllm_starts_them(runtime: Any) -
     }, "see follower_runtime.py"
     for method in ("monitor_engine_liveness", "finished_procs"):
         assert callable(getattr(CoreEngineProcManager, method))
+
+
+@pytest.mark.parametrize("layers", [4, 5, 32, 61])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_stages_have_the_layers_that_vllm_gives_them(layers: int, size: int) -> None:
+    from vllm.distributed.utils import get_pp_indices
+
+    theirs = [range(*get_pp_indices(layers, stage, size)) for stage in range(size)]
+    assert list(stages(layers, size)) == theirs
+
+
+def test_the_scheduler_gets_the_agents_of_every_stage() -> None:
+    import inspect
+
+    from vllm.v1.engine import core
+    from vllm.v1.worker.gpu_worker import Worker
+
+    assert "set_xfer_handshake_metadata_pp_aware(content)" in inspect.getsource(core)
+    source = inspect.getsource(Worker.get_kv_connector_handshake_metadata)
+    assert "return {(pp_rank, tp_rank): metadata}" in source
 
 
 @pytest.fixture(autouse=True)

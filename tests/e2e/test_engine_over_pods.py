@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 from tests.e2e.test_cluster_pods import (
@@ -28,6 +30,7 @@ from tests.e2e.test_cluster_pods import (
     _stream,
 )
 from tests.kit.lab.redis_server import RedisServer
+from tests.kit.processes import command_line
 
 pytestmark = [
     pytest.mark.soak,
@@ -51,16 +54,34 @@ SPEC = {
 }
 
 
+THIRD = "127.0.0.49"
+ALONE = {"threads": 1, "kv_cache_bytes": 1 << 24}
+APART = SPEC | {
+    "disaggregation": "always",
+    # It listens at its host, where NIXL lets UCX choose.
+    "transfer": {"kind": "nccl", "host": "pod"},
+    "pools": [
+        {"name": "prefill", "role": "prefill", "engine": ENGINE},
+        {"name": "decode", "role": "decode", "engine": ALONE},
+    ],
+    "discovery": {
+        "kind": "static",
+        "endpoints": [f"prefill={FIRST}:{SESSION}", f"decode={THIRD}:{SESSION}"],
+    },
+}
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """The head of a release whose pool has engines over two pods each, without pods."""
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The head of a release with pools whose engines are over two pods each, without pods."""
+    spec: dict[str, Any] = getattr(request, "param", SPEC)
     folder = Path(tempfile.mkdtemp(prefix="kv", dir="/tmp"))
     password = secrets.token_hex(16)
     with RedisServer(tmp_path, "--requirepass", password, password=password) as redis:
         (folder / "redis-password").write_text(password)
         made = Cluster(folder, redis, _free_port(HEAD))
-        made.spec_file.write_text(yaml.safe_dump(SPEC))
-        made.set_desired_pods(wide=OLD)
+        made.spec_file.write_text(yaml.safe_dump(spec))
+        made.set_desired_pods(**{pool["name"]: OLD for pool in spec["pools"]})
         (folder / "token").write_text(secrets.token_hex(16))
         (folder / "ray-token").write_text(secrets.token_hex(32))
         try:
@@ -72,11 +93,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _follower(cluster: Cluster, ip: str, template: str) -> None:
+def _follower(cluster: Cluster, ip: str, template: str, pool: str = "wide") -> None:
     command = (
         f"ray start  --address={HEAD}:{cluster.port}  --block  --node-ip-address={ip}  --num-cpus=1 "
         "--object-store-memory=83886080  --min-worker-port=0  --max-worker-port=0 "
-        f'--resources="{{\\"kvasir-follower-wide\\": 1, \\"kvasir-template-{template}\\": 1}}"'
+        f'--resources="{{\\"kvasir-follower-{pool}\\": 1, \\"kvasir-template-{template}\\": 1}}"'
     )
     cluster.pod(ip, ip, command, "kvasir_platform.apps.worker_pod", "--grace-s=80")
 
@@ -122,3 +143,25 @@ def test_both_pods_of_an_engine_come_and_go_together_and_in_good_order(cluster: 
         assert cluster.processes[ip].wait(PATIENCE_S) == 0
         assert cluster.events(ip, "left")
     assert _stream(url) == expected
+
+
+@pytest.mark.parametrize("cluster", [APART], indirect=True)
+def test_each_rank_hands_its_heads_over_at_the_address_of_its_own_pod(cluster: Cluster) -> None:
+    cluster.worker("prefill", FIRST)
+    _started(cluster, FIRST)
+    _follower(cluster, SECOND, OLD, "prefill")
+    _started(cluster, SECOND)
+    cluster.worker("decode", THIRD)
+    for ip in (FIRST, THIRD):
+        cluster.until(partial(_serves, ip), f"the engine serves at {ip}")
+    url = cluster.router()
+    cluster.until(lambda: httpx.get(f"{url}/health/ready").status_code == 200, "the router is ready")
+    assert _stream(url) == _stream(url)
+    series = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines())
+    moved = [float(value) for name, value in series.items() if "transferred_bytes_total{" in name]
+    assert sum(moved) > 0
+    # The decode worker's rank connects to each rank of the other engine.
+    processes = psutil.Process(cluster.processes[THIRD].pid).children(recursive=True)
+    (core,) = (process for process in processes if "EngineCore" in command_line(process))
+    reached = {each.raddr[0] for each in core.net_connections("tcp") if each.raddr}
+    assert reached >= {FIRST, SECOND}
