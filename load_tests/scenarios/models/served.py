@@ -127,7 +127,8 @@ def _await_ready(process: subprocess.Popen[str], home: Path) -> tuple[str, str]:
                 raise StartFailed(f"refused before the start: {finding['message']}; {finding['remedy']}")
         if event.get("event") == "ready":
             return f"http://{event['text']}", said
-    texts = [str(event.get("text", "")) for event in events[-3:]]
+    failed = [event for event in events if event.get("event") == "failed"]
+    texts = [str(event.get("text", "")) for event in failed or events[-3:]]
     raise StartFailed(
         f"did not start: {' '.join(texts)[-400:]} {(home / 'up.log').read_text()[-300:]}".strip()
     )
