@@ -5,7 +5,11 @@ three, none, and back. With two replicas some clients would wait for longer than
 for that. The scenario runs with simulated engines, whose start is that of the process alone, and with vLLM on
 the shipped model. Every answer is checked; failed or truncated ones are counted, and none is allowed.
 
+Single engines are started with and without what shortens a start (start_up.py). `--only` measures a part and
+keeps the other rows of the report, with the commit at which they were measured.
+
     make bench-scaling
+    make bench-scaling ARGS='--only start-up'
     make bench-scaling ARGS='--rounds 1 --engines sim --no-report'
 """
 
@@ -26,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.client import StreamResult, stream_completion
-from load_tests.report import Row, median, write
+from load_tests.report import REPORTS, Row, median, read, write
+from load_tests.scenarios import start_up
 from load_tests.scenarios.foundation import MODEL, ROOT, Stack, running_stack
 
 SPEC: Mapping[str, Any] = {
@@ -223,16 +228,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rises and falls for each kind of engine (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rises and falls, and starts, of each kind (3)")
     parser.add_argument("--engines", default="sim,vllm", help="sim, vllm, or both (both)")
+    parser.add_argument("--only", choices=("pools", "start-up"), help="measure one part (both)")
     parser.add_argument("--no-report", action="store_true", help="only print")
     args = parser.parse_args(argv)
-    found = [row for engine in args.engines.split(",") for row in rows(engine, _rounds(engine, args.rounds))]
+    found = []
+    if args.only != "start-up":
+        found += [
+            row for engine in args.engines.split(",") for row in rows(engine, _rounds(engine, args.rounds))
+        ]
+    if args.only != "pools":
+        found += start_up.measure(args.rounds)
     for row in found:
         print(f"{row.name}: {row.value:.3g} {row.unit} {row.spread or ''} {row.note}")
     if not args.no_report:
-        print(write("scaling", "make bench-scaling", found))
+        print(write("scaling", "make bench-scaling", merged(read(REPORTS / "scaling.json"), found)))
     return 0
+
+
+def merged(kept: Sequence[Row], found: Sequence[Row]) -> list[Row]:
+    """Return the rows of the report with those that were measured anew in their places, and new ones at the
+    end."""
+    fresh = {row.name: row for row in found}
+    rows = [fresh.pop(row.name, row) for row in kept]
+    return [*rows, *fresh.values()]
 
 
 if __name__ == "__main__":

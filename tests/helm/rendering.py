@@ -115,6 +115,7 @@ def everything() -> Release:
             "certificates": {"from": "certManager"},
             "redis": {"tier": True, "persistence": {"enabled": True, "storageClass": "fast"}},
             "modelCache": {"enabled": True, "tokenSecret": "token"},
+            "compileCache": {"enabled": True},
             "ingress": {"enabled": True, "hosts": ["a.example.com"]},
             "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
             "monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}},

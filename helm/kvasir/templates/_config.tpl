@@ -8,6 +8,9 @@
 {{- $_ := set $gateway "tls" $tls -}}
 {{- end -}}
 {{- $worker := dict "host" "pod" "session_token_file" "/etc/kvasir/session/token" -}}
+{{- if .Values.compileCache.enabled -}}
+{{- $_ := set $worker "compile_cache_dir" "/compiled" -}}
+{{- end -}}
 {{- $ours := dict
       "version" "kvasir/v1"
       "name" (include "kvasir.fullname" .)

@@ -217,6 +217,10 @@ spec:
           readOnly: true
         {{- include "kvasir.redis.mounts" .root | nindent 8 }}
         {{- include "kvasir.model.mounts" .root | nindent 8 }}
+        {{- if .root.Values.compileCache.enabled }}
+        - name: compiled
+          mountPath: /compiled
+        {{- end }}
         {{- with dig "tiers" "disk" "path" "" .spec }}
         - name: kv
           mountPath: {{ . }}
@@ -230,6 +234,11 @@ spec:
       {{- include "kvasir.tls.volume" (dict "root" .root "role" (printf "worker-%s" .pool.name) "file" (printf "worker-%s.pem" .pool.name)) | nindent 6 }}
     {{- include "kvasir.redis.volumes" .root | nindent 4 }}
     {{- include "kvasir.model.volumes" .root | nindent 4 }}
+    {{- if .root.Values.compileCache.enabled }}
+    - name: compiled
+      persistentVolumeClaim:
+        claimName: {{ include "kvasir.compiled.claim" .root }}
+    {{- end }}
     {{- if dig "tiers" "disk" "path" "" .spec }}
     - name: kv
       {{- if $own.diskTier.storageClass }}

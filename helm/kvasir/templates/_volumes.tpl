@@ -142,3 +142,7 @@ initContainers:
         readOnly: true
 {{- end }}
 {{- end -}}
+
+{{- define "kvasir.compiled.claim" -}}
+{{- default (include "kvasir.name" (dict "root" . "suffix" "compiled")) .Values.compileCache.existingClaim -}}
+{{- end -}}

@@ -107,6 +107,12 @@ class WorkerSpec(Spec):
     """After this time without a message, a worker receives no new requests and its router reconnects."""
     migrate_s: float = Field(default=0.5, ge=0, le=300)
     """How long requests on a broken connection wait for it to resume before failover to another worker."""
+    compile_cache_dir: str | None = None
+    """Folder in which engines keep compiled code between starts. Other users must not be able to write to it:
+    engines execute its contents. Default: `.cache/kvasir/compiled` in the worker's home folder."""
+    compile_cache_bytes: int = Field(default=16 << 30, ge=1 << 20)
+    """Maximum size of that folder. Beyond it, compiled code that no worker uses is removed at the start of a
+    worker, the least recently used first."""
 
     @model_validator(mode="after")
     def _heartbeats_fit_the_timeout(self) -> Self:

@@ -30,6 +30,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, StepBatch
 from kvasir.ports.engine import StepSink
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.vllm.caches.compiled import compile_cache, installed_platform
 from kvasir_workers.engines.vllm.caches.node_copy import node_copy
 from kvasir_workers.engines.vllm.setup.arguments import environment, log_level
 from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
@@ -49,6 +50,7 @@ class Entered(Protocol):
 EnteredT = TypeVar("EnteredT", bound=Entered)
 
 CACHE_FOLDER = Path.home() / ".cache" / "kvasir"
+COMPILED_FOLDER = CACHE_FOLDER / "compiled"
 
 
 def served_weights(deployment: Deployment, model_path: Path, cache_folder: Path) -> Path:
@@ -123,9 +125,13 @@ class VllmReplica(ABC, Generic[EnteredT]):
         # vLLM reads part of its environment at import, and its platform is known only after that.
         cpus = len(os.sched_getaffinity(0))
         self._errors = errors = EngineErrors(log_level(self._deployment))
+        kept = await asyncio.to_thread(compile_cache, self._deployment, self._pool, COMPILED_FOLDER)
         os.environ.update(
-            environment(self._deployment, self._pool, cpus=cpus, platform="cpu", place=self._place)
+            environment(
+                self._deployment, self._pool, cpus=cpus, platform=installed_platform(), place=self._place
+            )
             | errors.variables
+            | kept
         )
         self._runtime = runtime = await asyncio.to_thread(self._import_runtime)
         platform = runtime.platform()

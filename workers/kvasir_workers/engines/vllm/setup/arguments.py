@@ -18,6 +18,7 @@ from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, Spec
 from kvasir.core.requests import Role
 from kvasir.sizing.host import SMALL_KV_BYTES
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.vllm.caches.compiled import compiles
 
 CONNECTOR = "KvasirConnector"
 CONNECTOR_MODULE = "kvasir_workers.connector.connector"
@@ -166,8 +167,9 @@ def environment(
     if platform == "cpu":
         # Bound threads of several replicas would share the same cores.
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        # Otherwise the first request for logprobs stops every stream for 3 s while a compiler runs.
-        variables["TORCH_COMPILE_DISABLE"] = "1"
+        if not compiles(pool, "cpu"):
+            # Otherwise the first request for logprobs stops every stream for 3 s while a compiler runs.
+            variables["TORCH_COMPILE_DISABLE"] = "1"
         variables["OMP_NUM_THREADS"] = str(threads_per_rank(deployment, pool, cpus=cpus))
     return variables
 
