@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 COMMIT = "0" * 39 + "1"
-_PATH = re.compile(r"/(?:api/models/)?([^/]+/[^/]+)/(?:revision|resolve)/([^/?]+)/?([^?]*)")
+_PATH = re.compile(r"/(?:api/models/)?([^/]+/[^/]+)/(revision|resolve|tree)/([^/?]+)/?([^?]*)")
 
 
 @dataclass
@@ -64,19 +64,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         asked = _PATH.match(self.path)
-        name, revision, file = asked.groups() if asked else ("", "", "")
+        name, what, revision, file = asked.groups() if asked else ("", "", "", "")
         hub = self._hub()
         folder = hub.folders.get(name)
         if folder is None or revision not in ("main", COMMIT):
             missing = "RepoNotFound" if folder is None else "RevisionNotFound"
             code = hub.errors.get(name, missing)
             self._send(403 if code == "GatedRepo" else 404, b"", {"X-Error-Code": code})
-        elif not file:
+        elif what == "revision":
             files = [{"rfilename": path.name} for path in folder.iterdir()]
-            page = {"id": name, "sha": COMMIT, "siblings": files}
-            self._send(200, json.dumps(page).encode(), {"Content-Type": "application/json"})
+            self._json({"id": name, "sha": COMMIT, "siblings": files})
+        elif what == "tree":
+            sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+            self._json([{"type": "file", "oid": n, "path": n, "size": size} for n, size in sizes.items()])
         else:
             self._file(folder / file, body=body)
+
+    def _json(self, page: object) -> None:
+        self._send(200, json.dumps(page).encode(), {"Content-Type": "application/json"})
 
     def _file(self, path: Path, *, body: bool) -> None:
         size = path.stat().st_size
