@@ -86,7 +86,7 @@ def read(path: Path) -> list[Row]:
     report = json.loads(path.read_text())
     for stored in report["rows"]:
         values = {key: stored[key] for key in Row.__slots__ if key in stored}
-        values["commit"] = stored.get("commit") or report["commit"]
+        values["commit"] = stored.get("commit") or report.get("commit", "")
         values["seeds"] = tuple(stored.get("seeds", ()))
         values["spread"] = None if stored.get("spread") is None else tuple(stored["spread"])
         found.append(Row(**values))

@@ -60,7 +60,17 @@ def test_every_field_of_the_spec_is_known_to_concern_workers_or_routers() -> Non
         *("version", "models", "ready_when", "pools", "routing", "admission", "slo", "tenancy", "gateway"),
         *("tokenizer", "api", "output_filters", "discovery", "ray", "telemetry", "scaling"),
     }
-    workers = {"name", "model", "lora", "disaggregation", "transfer", "tiers", "worker", "tls"}
+    workers = {
+        "name",
+        "model",
+        "lora",
+        "lora_loading",
+        "disaggregation",
+        "transfer",
+        "tiers",
+        "worker",
+        "tls",
+    }
     assert set(Deployment.model_fields) == routers | workers
 
 
