@@ -21,7 +21,7 @@ from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, M
 from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import FinishReason, Request, Role
-from kvasir.ports.router import RequestPort, StreamSink
+from kvasir.ports.router import RequestPort, ServedAdapter, StreamSink
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
@@ -96,6 +96,20 @@ async def test_salts_are_made_from_the_cores_secret_so_that_all_edges_have_the_s
         answer = await made.client.post("/v1/completions", json=body, headers={"authorization": "Bearer k"})
     assert answer.status_code == 200
     assert router.streams[0].request.salt == CacheScope(SECRET, "own", "default").salt()
+
+
+async def test_an_adapter_is_a_model_at_the_edge_as_soon_as_the_edge_answers_that_it_is_loaded() -> None:
+    router = ScriptedRouter(MonotonicClock())
+    body = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+    async with front(router, far=True) as made:
+        assert (await made.client.get("/v1/models/sql")).status_code == 404
+        router.adapters.loaded["sql"] = ServedAdapter("sql", "kvasir-tiny", "sql@0123")
+        asked = await made.client.post("/v1/load_lora_adapter", json=body)
+        assert asked.text == f"/v1/load_lora_adapter{asked.request.content.decode()}"
+        assert (await made.client.get("/v1/models/sql")).json()["parent"] == "kvasir-tiny"
+        router.adapters.loaded.clear()
+        await made.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+        assert (await made.client.get("/v1/models/sql")).status_code == 404
 
 
 EMBEDDING: dict[str, Any] = {
