@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
+import openai
 import pytest
 
 if TYPE_CHECKING:
@@ -24,18 +28,65 @@ pools:
 """
 
 
-def test_short_prompts_run_whole_and_long_ones_apart_with_equal_tokens(
+STREAMS = 6
+LONG_TOKENS = 3000
+
+
+def test_short_prompts_run_whole_and_long_ones_apart_from_streams_with_equal_tokens(
     start_stack: Callable[..., AbstractContextManager[Stack]], tmp_path: Path
 ) -> None:
     (tmp_path / "kvasir.yaml").write_text(SPEC)
     with start_stack(tmp_path, "-f", str(tmp_path / "kvasir.yaml")) as stack:
-        asked = ("verify", "--prompt-tokens", "32,64,128,2000,3000,3500", "--streams", "0")
         report = str(tmp_path / "report")
-        # The first run teaches the router what work costs here.
-        for _ in range(2):
-            run = stack.kvasir(*asked, "--report", report)
-            assert run.returncode == 0, run.stdout + run.stderr
-    checks = json.loads((tmp_path / "report.json").read_text())["checks"]
-    modes = {check["name"].partition(":")[0] for check in checks}
-    assert any(mode.endswith(" tokens, aggregated") for mode in modes), modes
-    assert any(mode.endswith(" tokens, disaggregated") for mode in modes), modes
+        # This also teaches the router what work costs here.
+        asked = ("verify", "--prompt-tokens", "32,64,128,2000,3000,3500", "--streams", "0")
+        run = stack.kvasir(*asked, "--report", report)
+        assert run.returncode == 0, run.stdout + run.stderr
+        checks = json.loads((tmp_path / "report.json").read_text())["checks"]
+        modes = {check["name"].partition(":")[0] for check in checks}
+        assert any(mode.endswith(" tokens, aggregated") for mode in modes), modes
+
+        # A long prompt beside streams would make each of them wait for all of it.
+        prompt = random.Random(1).choices(range(300, 900), k=LONG_TOKENS)
+        with ThreadPoolExecutor(STREAMS) as threads:
+            began, streams = [Event() for _ in range(STREAMS)], []
+            for number, begins in enumerate(began):
+                streams.append(threads.submit(_stream, stack, number, begins))
+            assert all(begins.wait(60) for begins in began)
+            apart, moved = _complete(stack, prompt)
+            assert not all(stream.done() for stream in streams)
+            assert {stream.result() for stream in streams} == {"length"}
+        assert moved, "the long prompt ran beside the streams"
+        alone, moved = _complete(stack, prompt, whole=True)
+        assert not moved
+        assert apart == alone
+
+
+def _stream(stack: Stack, number: int, begins: Event) -> str | None:
+    """Read a stream to its end. Return why it ended."""
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        reason = None
+        for chunk in client.completions.create(
+            model="kvasir-tiny",
+            prompt=f"{number}: And it came to pass",
+            max_tokens=2500,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        ):
+            begins.set()
+            reason = chunk.choices[0].finish_reason or reason
+        return reason
+
+
+def _complete(stack: Stack, prompt: list[int], *, whole: bool = False) -> tuple[str, bool]:
+    """Return the greedy completion, and whether KV was moved for it. `whole`: on one worker alone."""
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        answer = client.completions.with_raw_response.create(
+            model="kvasir-tiny",
+            prompt=prompt,
+            max_tokens=24,
+            temperature=0,
+            extra_body={"ignore_eos": True} | ({"prompt_logprobs": 0} if whole else {}),
+        )
+        return answer.parse().choices[0].text, "transfer" in answer.headers.get("server-timing", "")
