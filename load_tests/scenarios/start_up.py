@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,19 +45,24 @@ async def _start(options: Sequence[str]) -> None:
 
 
 def start_s(*options: str) -> float:
-    """Seconds from the spawn of a process to its warm engine."""
-    began = time.monotonic()
+    """Seconds from the spawn of a process to its warm engine. Raise RuntimeError if it does not start within
+    START_LIMIT_S."""
     command = [sys.executable, "-m", "load_tests.scenarios.start_up", *OPTIONS, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            if line == "ready\n":
+    with tempfile.TemporaryFile("w+") as errors:
+        began = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+            limit = threading.Timer(START_LIMIT_S, child.kill)
+            limit.start()
+            try:
+                assert child.stdout is not None
+                ready = next((line for line in child.stdout if line == "ready\n"), None)
                 took = time.monotonic() - began
-                break
-        else:
-            assert child.stderr is not None
-            raise RuntimeError(f"no start with {options}: {child.stderr.read()[-2000:]}")
-        child.communicate(timeout=START_LIMIT_S)
+                child.communicate()
+            finally:
+                limit.cancel()
+        if ready is None:
+            errors.seek(0)
+            raise RuntimeError(f"no start with {options}: {errors.read()[-2000:]}")
     return took
 
 
