@@ -64,7 +64,7 @@ def median(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
 def write(name: str, command: str, rows: Sequence[Row], commit: str = "") -> Path:
     """Write NAME.json and NAME.md; return the path of the JSON. `commit` is what was measured, by default the
     checkout as it is. Rows that were read from a report keep theirs."""
-    commit = commit or _commit()
+    commit = commit or checkout()
     report = {
         "command": command,
         "commit": commit,
@@ -143,7 +143,8 @@ def _figure(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else ""
 
 
-def _commit() -> str:
+def checkout() -> str:
+    """The commit of this checkout, with `+changes` if files differ from it."""
     here = Path(__file__).parent
     run = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False

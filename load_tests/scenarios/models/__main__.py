@@ -21,7 +21,7 @@ from tests.kit.models.maker import make_adapter, make_model
 
 from kvasir.checkpoint.kv_movement import kv_movement
 from kvasir.checkpoint.model_config import read_model_config
-from load_tests.report import Row, machine, write
+from load_tests.report import Row, checkout, machine, write
 from load_tests.scenarios.models.engines import MARK, Generated
 from load_tests.scenarios.models.results import Cell, equal_tokens, moved, served_again, together
 from load_tests.scenarios.models.served import serve
@@ -133,20 +133,26 @@ def _adapter(model: TinyModel) -> Path:
 
 
 def _keep(path: Path, cells: Cells) -> None:
+    """Write the cells with the commit at which they were measured; the report may be made at another."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({column: asdict(cell) for column, cell in cells.items()}, indent=1) + "\n")
+    shown = {"commit": checkout(), "cells": {column: asdict(cell) for column, cell in cells.items()}}
+    path.write_text(json.dumps(shown, indent=1) + "\n")
 
 
-def _kept() -> dict[str, Cells]:
+def _kept() -> tuple[dict[str, Cells], dict[tuple[str, str], str]]:
+    """Return the cells by model and column, and the commit of each."""
     found: dict[str, Cells] = {}
+    commits: dict[tuple[str, str], str] = {}
     for path in sorted(_KEPT.glob("*.*.json")):
-        cells = {column: Cell(**cell) for column, cell in json.loads(path.read_text()).items()}
-        found.setdefault(path.name.split(".")[0], {}).update(cells)
-    return found
+        stored, name = json.loads(path.read_text()), path.name.split(".")[0]
+        cells = {column: Cell(**cell) for column, cell in stored["cells"].items()}
+        found.setdefault(name, {}).update(cells)
+        commits |= {(name, column): stored["commit"] for column in cells}
+    return found, commits
 
 
 def _report() -> None:
-    results = _kept()
+    results, commits = _kept()
     rows = [
         Row(
             f"{name}, {column}",
@@ -154,6 +160,7 @@ def _report() -> None:
             "works",
             "higher",
             note=cell.note or cell.verdict,
+            commit=commits[name, column],
         )
         for name, cells in results.items()
         for column, cell in cells.items()
