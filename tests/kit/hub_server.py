@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
             code = hub.errors.get(name, missing)
             self._send(403 if code == "GatedRepo" else 404, b"", {"X-Error-Code": code})
         elif what == "revision":
-            files = [{"rfilename": path.name} for path in folder.iterdir()]
+            files = [{"rfilename": path.name, "size": path.stat().st_size} for path in folder.iterdir()]
             self._json({"id": name, "sha": COMMIT, "siblings": files})
         elif what == "tree":
             sizes = {path.name: path.stat().st_size for path in folder.iterdir()}

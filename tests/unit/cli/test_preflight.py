@@ -271,7 +271,7 @@ def test_a_model_to_download_of_which_nothing_is_known_says_why() -> None:
 
 
 def test_a_download_larger_than_the_free_space_of_the_cache_is_an_error() -> None:
-    full = replace(MODEL, folder="a/b", to_download=True, weight_bytes=3 * GIB, cache="/c", cache_free=GIB)
+    full = replace(MODEL, folder="a/b", to_download=True, download_bytes=3 * GIB, cache="/c", cache_free=GIB)
     _, finding = troubles(replace(SOUND, model=full), "model.source=a/b")
     assert finding.level == "error"
     assert finding.message == "/c has 1.0 GiB free, and the download needs 3.0 GiB"
@@ -285,7 +285,7 @@ def test_a_model_on_the_hub_is_examined_before_it_is_downloaded(tmp_path: Path) 
         found = probe_model("maker/model", "main", hub.url)
         gone = probe_model("maker/gone", "main", hub.url)
     messages = {f.message: f for f in troubles(replace(SOUND, model=found), "model.source=maker/model")}
-    assert any("the start will download 0 MiB of weights first" in each for each in messages)
+    assert any("the start will download 0 MiB first" in each for each in messages)
     assert any("NoSuchModel" in each and f.level == "error" for each, f in messages.items())
     (tokenizer,) = (f for each, f in messages.items() if "tekken.json" in each)
     assert tokenizer.remedy.startswith("download it (hf download maker/model --local-dir model), write one (")

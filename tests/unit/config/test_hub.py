@@ -32,6 +32,7 @@ def test_configuration_and_sizes_are_read_without_the_weights(hub: Hub) -> None:
         ("model.embed_tokens.weight", 4 * GIB, "model.safetensors")
     ]
     assert hub.sent_bytes < 200_000
+    assert found.download_bytes > 4 * GIB
 
 
 def test_the_local_cache_stays_as_it_is(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +41,17 @@ def test_the_local_cache_stays_as_it_is(hub: Hub, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "cache").exists()
     assert found.cache == str(tmp_path / "cache")
     assert found.free_bytes > 0
+
+
+def test_what_an_interrupted_download_has_left_is_not_counted_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    whole = hub_files("maker/model", "main", hub.url).download_bytes
+    blobs = tmp_path / "cache" / "models--maker--model" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.incomplete").write_bytes(bytes(1000))
+    assert hub_files("maker/model", "main", hub.url).download_bytes == whole - 1000
 
 
 def test_shards_are_read_and_a_copy_in_one_file_is_not_counted_twice(hub: Hub) -> None:
@@ -52,6 +64,14 @@ def test_shards_are_read_and_a_copy_in_one_file_is_not_counted_twice(hub: Hub) -
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     found = hub_files("maker/model", "main", hub.url)
     assert sorted((each.name, each.nbytes) for each in found.tensors) == [("w1", 2), ("w2", 4)]
+
+
+def test_of_two_layouts_that_one_counts_which_the_engine_loads(hub: Hub) -> None:
+    folder = hub.folders["maker/model"]
+    write_safetensors(folder / "consolidated.safetensors", {"w": ("BF16", (3,))})
+    found = hub_files("maker/model", "main", hub.url)
+    assert [(each.name, each.file) for each in found.tensors] == [("w", "consolidated.safetensors")]
+    assert found.download_bytes > 4 * GIB, "both are downloaded"
 
 
 @pytest.mark.parametrize(

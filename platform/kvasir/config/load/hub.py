@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, TimeoutError, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,18 +27,21 @@ REQUEST_S = 5.0
 HEADERS_S = 20.0
 """Seconds for the headers of all weight files."""
 _CONNECTIONS = 16
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
+"""What is downloaded. Code is run only with model.trust_remote_code."""
 _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class HubFiles:
     """A model's files on the Hub. `files` are their names, and `tensors` those of its safetensors files:
-    empty if not all headers could be read within HEADERS_S. `cache` is the folder of the local cache, and
-    `free_bytes` its free space."""
+    empty if not all headers could be read within HEADERS_S. A download of `download_bytes` is missing in the
+    local cache, whose folder is `cache` and has `free_bytes` of free space."""
 
     config: ModelConfig
     files: frozenset[str]
     tensors: tuple[TensorHeader, ...]
+    download_bytes: int
     cache: str
     free_bytes: int
 
@@ -58,11 +62,9 @@ def cached_or_fetched(source: str, revision: str, download: bool, named: str) ->
             f"{named} is no folder, and huggingface_hub is not installed to fetch it; "
             "install huggingface_hub or name a folder"
         ) from error
-    # Code is run only with model.trust_remote_code.
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
         return Path(
-            snapshot_download(source, revision=revision, allow_patterns=patterns, local_files_only=True)
+            snapshot_download(source, revision=revision, allow_patterns=_FILES, local_files_only=True)
         )
     except LocalEntryNotFoundError as error:
         if not download:
@@ -73,7 +75,7 @@ def cached_or_fetched(source: str, revision: str, download: bool, named: str) ->
     except HFValidationError as error:
         raise ConfigError(f"{named} is neither a folder nor a Hugging Face id") from error
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(source, revision=revision, allow_patterns=_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
             f"{named} (revision {revision}) is not in the local Hugging Face cache "
@@ -92,8 +94,9 @@ def hub_files(source: str, revision: str, endpoint: str | None = None) -> HubFil
 
     api = HfApi(endpoint=endpoint)
     with _answers(source, revision), tempfile.TemporaryDirectory(prefix="kvasir-hub-") as folder:
-        found = api.model_info(source, revision=revision, timeout=REQUEST_S)
-        files = frozenset(each.rfilename for each in found.siblings or ())
+        found = api.model_info(source, revision=revision, timeout=REQUEST_S, files_metadata=True)
+        sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
+        files = frozenset(sizes)
         if "config.json" not in files:
             raise ConfigError(f"{source} (revision {revision}) holds no config.json, so it is no model")
         # Of one commit, also if the branch moves meanwhile. Not into the cache, where a snapshot of one file
@@ -102,7 +105,15 @@ def hub_files(source: str, revision: str, endpoint: str | None = None) -> HubFil
         api.hf_hub_download(source, "config.json", revision=commit, local_dir=local)
         config = read_model_config(local)
         tensors = _tensors(api, source, commit, _shards(files))
-    return HubFiles(config, files, tensors, HF_HUB_CACHE, _free_bytes(Path(HF_HUB_CACHE)))
+    wanted = sum(size for name, size in sizes.items() if any(fnmatch(name, each) for each in _FILES))
+    cache = Path(HF_HUB_CACHE)
+    missing = max(0, wanted - _downloaded_bytes(cache / f"models--{source.replace('/', '--')}" / "blobs"))
+    return HubFiles(config, files, tensors, missing, HF_HUB_CACHE, _free_bytes(cache))
+
+
+def _downloaded_bytes(blobs: Path) -> int:
+    """What an interrupted download has left, which the next one continues."""
+    return sum(each.stat().st_size for each in blobs.glob("*") if each.is_file())
 
 
 def _free_bytes(folder: Path) -> int:
@@ -114,8 +125,11 @@ def _free_bytes(folder: Path) -> int:
 def _shards(files: frozenset[str]) -> list[str]:
     """The weight files, without copies in another layout beside the sharded or single one."""
     shards = sorted(each for each in files if each.endswith(".safetensors") and "/" not in each)
+    # In the order of kvasir.checkpoint.tensors.weight_files, which vLLM follows.
+    if consolidated := [each for each in shards if each.startswith("consolidated")]:
+        return consolidated
     if _INDEX in files:
-        return [each for each in shards if each.startswith("model-")]
+        return [each for each in shards if each.startswith("model-")] or shards
     return ["model.safetensors"] if "model.safetensors" in shards else shards
 
 

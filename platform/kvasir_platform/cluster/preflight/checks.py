@@ -13,9 +13,10 @@ from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import Platform, engine_platform, unsupported_features
 from kvasir.config.spec.deployment import Deployment, is_loopback
 from kvasir.core.requests import Role
+from kvasir.core.size_text import size_text
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.finding import Finding
-from kvasir_platform.cluster.preflight.footprint import MIB, needed_bytes, replica_bytes, size_text
+from kvasir_platform.cluster.preflight.footprint import MIB, needed_bytes, replica_bytes
 from kvasir_platform.cluster.preflight.gpu_memory import gpu_memory_findings
 from kvasir_platform.cluster.preflight.kubernetes import kubernetes_findings
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts

@@ -61,8 +61,3 @@ def needed_bytes(deployment: Deployment, machine: MachineFacts) -> int:
         for pool in view.pools
     )
     return pools + CLUSTER_BYTES + ROUTER_BYTES
-
-
-def size_text(count: int) -> str:
-    """Return `count` bytes in MiB or GiB."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -18,9 +18,9 @@ class ModelProbe:
     `weights` what ranks divide. `config` is there unless there is a problem; `files` are the names in the
     folder.
 
-    `to_download` means that a start has to download them first, to the folder `cache`, which has `cache_free`
-    bytes free. `folder` is then the model's id, and there is no `config` if the Hub could not be asked, for
-    the reason in `unknown`."""
+    `to_download` means that a start has to download them first: `download_bytes` to the folder `cache`, which
+    has `cache_free` bytes free. `folder` is then the model's id, and there is no `config` if the Hub could
+    not be asked, for the reason in `unknown`."""
 
     folder: str = ""
     problem: str = ""
@@ -28,6 +28,7 @@ class ModelProbe:
     to_download: bool = False
     offline: bool = False
     unknown: str = ""
+    download_bytes: int = 0
     cache: str = ""
     cache_free: int = 0
     weight_bytes: int = 0

@@ -12,8 +12,8 @@ from kvasir.config.load.model_support import model_problems, needs_weights
 from kvasir.config.load.object_storage import is_object_uri
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
+from kvasir.core.size_text import size_text
 from kvasir_platform.cluster.preflight.finding import Finding
-from kvasir_platform.cluster.preflight.footprint import size_text
 from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
 
 _BY_TRANSFORMERS = (
@@ -81,14 +81,14 @@ def _to_download(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
             "model", "warning", f"{message}; whether it can be served is not known: {model.unknown}"
         )
     else:
-        size = f"{size_text(model.weight_bytes)} of weights" if model.weight_bytes else "its weights"
+        size = size_text(model.download_bytes) if model.download_bytes else "it"
         yield Finding("model", "warning", f"{message}: the start will download {size} first")
-    if model.weight_bytes > model.cache_free:
+    if model.download_bytes > model.cache_free:
         yield Finding(
             "model",
             "error",
             f"{model.cache} has {size_text(model.cache_free)} free, and the download needs "
-            f"{size_text(model.weight_bytes)}",
+            f"{size_text(model.download_bytes)}",
             "make room, or set HF_HOME to a folder with more",
         )
 

@@ -146,6 +146,7 @@ def _on_hub(source: str, revision: str, hub: str | None) -> ModelProbe:
         weights=weight_parts(found.config, found.tensors),
         config=found.config,
         files=found.files,
+        download_bytes=found.download_bytes,
         cache=found.cache,
         cache_free=found.free_bytes,
     )

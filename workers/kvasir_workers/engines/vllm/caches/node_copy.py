@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 from kvasir.core.errors import ConfigError
+from kvasir.core.size_text import size_text
 from kvasir_workers.engines.vllm.caches.shared_folders import SharedFolders
 
 log = logging.getLogger(__name__)
@@ -126,13 +127,13 @@ def _make_room(folders: SharedFolders, cache: Path, needed: int) -> None:
                 break
         else:
             raise _NoRoomError(
-                f"its copy needs {_size(needed)}, and {cache} has room for {_size(max(0, room))}"
+                f"its copy needs {size_text(needed)}, and {cache} has room for {size_text(max(0, room))}"
             )
 
 
 def _copy(source: Path, draft: Path, items: Sequence[_Item], threads: int) -> None:
     total = sum(item.size for item in items)
-    log.info("copying %s (%s) to %s", source, _size(total), draft.parent)
+    log.info("copying %s (%s) to %s", source, size_text(total), draft.parent)
     progress = _Progress(source, total)
     for item in items:
         (draft / item.path).parent.mkdir(parents=True, exist_ok=True)
@@ -179,8 +180,4 @@ class _Progress:
                 return
             self._tenths = tenths
             done = self._done
-        log.info("copied %d %% of %s (%s)", 10 * tenths, self._source, _size(done))
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
+        log.info("copied %d %% of %s (%s)", 10 * tenths, self._source, size_text(done))

@@ -23,11 +23,12 @@ _RETRY_S = 0.05
 
 class SharedFolders:
     """The folders in `root`, which is created. Methods raise OSError where `root` cannot be used, or its file
-    system has no locks, and block while another process makes or removes the same folder."""
+    system has no locks, and block while another process makes or removes the same folder. `pause` sleeps."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, pause: Callable[[float], None] = time.sleep) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
+        self._pause = pause
 
     def hold(
         self,
@@ -60,7 +61,7 @@ class SharedFolders:
                     return folder
                 os.close(lock)
             # Removed again meanwhile, or damaged.
-            time.sleep(_RETRY_S)
+            self._pause(_RETRY_S)
         raise OSError(errno.EBUSY, f"{folder} is damaged, and another process uses it")
 
     def least_recent(self) -> list[str]:
