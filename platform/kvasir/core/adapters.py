@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from kvasir.core.errors import RequestError
+
 SourceKind = Literal["folder", "s3", "hub"]
 
 NAME_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$"
@@ -72,6 +74,35 @@ def source_kind(source: str) -> SourceKind:
     if _HUB.fullmatch(source) is None:
         raise ValueError(f"{source!r} is none of: {_FORMS}")
     return "hub"
+
+
+def check_name(name: str) -> None:
+    """Raise RequestError (invalid_value) unless `name` can be the name of an adapter."""
+    if problem := name_problem(name):
+        raise RequestError(f"lora_name: {problem}.", code="invalid_value", param="lora_name")
+
+
+def check_source(patterns: Iterable[str], source: str) -> SourceKind:
+    """Return what kind of source it is. Raise RequestError if it is none (invalid_value), or if the
+    allow-list does not cover it (adapter_source_not_allowed)."""
+    try:
+        kind = source_kind(source)
+    except ValueError as error:
+        raise RequestError(f"lora_path: {error}.", code="invalid_value", param="lora_path") from error
+    if not allows(patterns, source):
+        raise source_not_allowed(source)
+    return kind
+
+
+def source_not_allowed(source: str) -> RequestError:
+    """Return the error for a source that the allow-list does not cover."""
+    return RequestError(
+        f"Loading from {source[:256]!r} is not allowed; add it, or a prefix of it, to lora_loading.allow in "
+        "kvasir.yaml.",
+        status=403,
+        code="adapter_source_not_allowed",
+        param="lora_path",
+    )
 
 
 def pattern_problem(pattern: str) -> str | None:

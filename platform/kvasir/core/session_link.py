@@ -30,7 +30,7 @@ from kvasir.core.messages import (
     UnloadAdapter,
     WorkerMessage,
 )
-from kvasir.core.requests import Delta, EngineLoad, EngineRequest, PositionLogprobs
+from kvasir.core.requests import Delta, EngineLoad, EngineRequest, PositionLogprobs, StepBatch
 
 P = TypeVar("P")
 
@@ -178,6 +178,8 @@ _LOAD_BYTES = 192
 _TIER_BYTES = 168
 _REQUEST_BYTES = 320
 _ADAPTER_BYTES = 40
+_Other = RouterMessage | Draining | Serving | AdapterReport
+"""All payloads but steps."""
 
 
 def _text_bytes(text: str) -> int:
@@ -245,18 +247,28 @@ def _adapter_message_bytes(message: AdapterOrder | AdapterReport) -> int:
 
 def payload_bytes(message: RouterMessage | WorkerMessage | EncodedStep) -> int:
     """Return an upper estimate of the encoded size of a payload in bytes, cheap enough for every step."""
+    if isinstance(message, EncodedStep):
+        return len(message.frame)
+    if isinstance(message, StepBatch):
+        return _MESSAGE_BYTES + _step_bytes(message)
+    return _MESSAGE_BYTES + _other_bytes(message)
+
+
+def _step_bytes(step: StepBatch) -> int:
+    load = _load_bytes(step.load) if step.load is not None else 0
+    kv = _MESSAGE_BYTES + len(step.kv.log) if step.kv is not None else 0
+    return load + kv + sum(map(_delta_bytes, step.deltas))
+
+
+def _other_bytes(message: _Other) -> int:
     match message:
         case Submit(requests=requests):
-            return _MESSAGE_BYTES + sum(map(_request_bytes, requests))
+            return sum(map(_request_bytes, requests))
         case Abort(request_ids=ids) | ReleaseLeases(lease_ids=ids):
-            return _MESSAGE_BYTES + sum(4 + _text_bytes(one) for one in ids)
-        case Goodbye() | Serving() | Draining() | SetDraining():
-            return _MESSAGE_BYTES + _text_bytes(getattr(message, "reason", ""))
-        case LoadAdapter() | UnloadAdapter() | AdaptersHeld() | AdapterAnswer():
-            return _MESSAGE_BYTES + _adapter_message_bytes(message)
-        case EncodedStep(frame=frame):
-            return len(frame)
+            return sum(4 + _text_bytes(one) for one in ids)
+        case Draining(reason=reason) | SetDraining(reason=reason):
+            return _text_bytes(reason)
+        case Goodbye() | Serving():
+            return 0
         case _:
-            load = _load_bytes(message.load) if message.load is not None else 0
-            kv = _MESSAGE_BYTES + len(message.kv.log) if message.kv is not None else 0
-            return _MESSAGE_BYTES + load + kv + sum(map(_delta_bytes, message.deltas))
+            return _adapter_message_bytes(message)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.config.spec.deployment import LoraLoadingSpec
-from kvasir.core.adapters import HeldAdapter, allows, name_problem, source_kind
+from kvasir.core.adapters import HeldAdapter, check_name, check_source
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.messages import (
     AdapterAnswer,
@@ -23,7 +23,6 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.router import ServedAdapter
 from kvasir_router.adapters.errors import (
     in_use,
-    not_allowed,
     not_loaded,
     partly_loaded,
     too_late,
@@ -220,14 +219,8 @@ class AdapterControl:
         return [(name, held.key) for name, held in wanted(self._all()).items()]
 
     def _check(self, name: str, source: str) -> None:
-        if problem := name_problem(name):
-            raise RequestError(f"lora_name: {problem}.", code="invalid_value", param="lora_name")
-        try:
-            source_kind(source)
-        except ValueError as error:
-            raise RequestError(f"lora_path: {error}.", code="invalid_value", param="lora_path") from error
-        if not allows(self._spec.allow, source):
-            raise not_allowed(source)
+        check_name(name)
+        check_source(self._spec.allow, source)
         self.check_unused(name)
 
     def _next(self) -> int:

@@ -8,17 +8,6 @@ from kvasir.core.errors import RequestError
 from kvasir.core.messages import LoadAdapter, UnloadAdapter
 
 
-def not_allowed(source: str) -> RequestError:
-    """Return the error for a source that the allow-list does not cover."""
-    return RequestError(
-        f"Loading from {source!r} is not allowed; add it, or a prefix of it, to lora_loading.allow in "
-        "kvasir.yaml.",
-        status=403,
-        code="adapter_source_not_allowed",
-        param="lora_path",
-    )
-
-
 def in_use(name: str) -> RequestError:
     """Return the error for a name that clients use already."""
     return RequestError(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvasir.config.spec.deployment import LoraLoadingSpec
-from kvasir.core.adapters import HeldAdapter, name_problem
+from kvasir.core.adapters import HeldAdapter, check_name
 from kvasir.core.errors import RequestError
 from kvasir.core.messages import LoadAdapter
 from kvasir.ports.adapters import AdapterEngine
@@ -116,8 +116,7 @@ class AdapterHost:
         return True
 
     def _check(self, name: str) -> None:
-        if problem := name_problem(name):
-            raise RequestError(f"lora_name: {problem}", code="invalid_value", param="lora_name")
+        check_name(name)
         if name in self._taken:
             raise _exists(f"{name!r} is a model or an adapter of kvasir.yaml; choose another name")
         if len(self._held) >= self._spec.max_adapters:

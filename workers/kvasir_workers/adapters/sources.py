@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from kvasir.core.adapters import allows, source_kind
+from kvasir.core.adapters import allows, check_source, source_not_allowed
 from kvasir.core.errors import ConfigError, RequestError
 from kvasir_workers.adapters.files import CONFIG_FILE, WEIGHTS_FILE, too_large
 from kvasir_workers.adapters.hub import download
@@ -41,12 +41,7 @@ class AdapterSources:
     def fetch(self, source: str) -> Path:
         """Return the folder with the files of `source`. Raise RequestError (adapter_source_not_allowed,
         adapter_unreadable, adapter_too_large, adapter_source_unavailable)."""
-        try:
-            kind = source_kind(source)
-        except ValueError as error:
-            raise RequestError(f"lora_path: {error}", code="invalid_value", param="lora_path") from error
-        if not allows(self._allow, source):
-            raise not_allowed(source)
+        kind = check_source(self._allow, source)
         if kind == "folder":
             return self._folder(source)
         folder = Path(tempfile.mkdtemp(dir=self._downloads()))
@@ -87,7 +82,7 @@ class AdapterSources:
         real = folder.resolve()
         roots = [str(Path(entry).resolve()) for entry in self._allow if entry.startswith("/")]
         if not allows(roots, str(real)):
-            raise not_allowed(source)
+            raise source_not_allowed(source)
         return real
 
     def _from_hub(self, repository: str, revision: str | None, folder: Path) -> None:
@@ -152,17 +147,6 @@ class AdapterSources:
                     shutil.rmtree(lock.parent, ignore_errors=True)
             except OSError:
                 continue  # its process lives, or another one is deleting it
-
-
-def not_allowed(source: str) -> RequestError:
-    """Return the error for a source that the allow-list does not cover."""
-    return RequestError(
-        f"Loading from {source[:256]!r} is not allowed; add it, or a prefix of it, to lora_loading.allow in "
-        "kvasir.yaml.",
-        status=403,
-        code="adapter_source_not_allowed",
-        param="lora_path",
-    )
 
 
 def _unavailable(message: str) -> RequestError:

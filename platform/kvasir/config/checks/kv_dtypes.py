@@ -6,12 +6,12 @@ tests/contract/test_vllm_arguments.py compares them with vLLM's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from kvasir.config.checks.parsers import closest_matches
 
 KvDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
-SERVED: tuple[str, ...] = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+SERVED: tuple[str, ...] = get_args(KvDtype)
 
 _SAME = "KV has the model's dtype already: leave kv_dtype out, or set model.dtype"
 _UNTESTED = (

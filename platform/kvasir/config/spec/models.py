@@ -12,10 +12,10 @@ from pydantic import Field, field_validator
 
 from kvasir.config.checks.quantization import Quantization
 from kvasir.config.spec.base import Name, Spec
-from kvasir.core.adapters import pattern_problem
+from kvasir.core.adapters import NAME_LIMIT, NAME_PATTERN, pattern_problem
 
 Disaggregated = Literal["always", "auto", "never"]
-ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$", max_length=256)]
+ModelName = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LIMIT)]
 
 
 class LoadSpec(Spec):

@@ -8,7 +8,6 @@ indefinitely. The caller has to end the process with the engine (kvasir_workers.
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,14 @@ from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
-from kvasir_workers.engines.vllm.caches.compiled import compile_cache, installed_platform
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
 from kvasir_workers.engines.vllm.replica import (
     CACHE_FOLDER,
-    COMPILED_FOLDER,
     served_weights,
+    set_environment,
     with_draft,
 )
-from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment, log_level
+from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, log_level
 from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
 from kvasir_workers.engines.vllm.setup.movement import movement_of
 
@@ -60,14 +58,8 @@ async def follow(
 ) -> str:
     """Run this node's ranks until one of them ends; return why that ends the engine. Raise ConfigError if
     they do not start; for an error of vLLM, it is an EngineStartError."""
-    cpus = len(os.sched_getaffinity(0))
     errors = EngineErrors(log_level(deployment))
-    kept = await asyncio.to_thread(compile_cache, deployment, pool, COMPILED_FOLDER)
-    os.environ.update(
-        environment(deployment, pool, cpus=cpus, platform=installed_platform(), place=place)
-        | errors.variables
-        | kept
-    )
+    await set_environment(deployment, pool, place, errors)
     from kvasir_workers.engines.vllm.runtime import follower_runtime
 
     platform = follower_runtime.platform()

@@ -50,7 +50,24 @@ class Entered(Protocol):
 EnteredT = TypeVar("EnteredT", bound=Entered)
 
 CACHE_FOLDER = Path.home() / ".cache" / "kvasir"
-COMPILED_FOLDER = CACHE_FOLDER / "compiled"
+
+
+async def set_environment(
+    deployment: Deployment, pool: PoolSpec, place: NodePlace | None, errors: EngineErrors
+) -> None:
+    """Set the variables of an engine of `pool` in this process. vLLM reads part of them at import."""
+    kept = await asyncio.to_thread(compile_cache, deployment, pool, CACHE_FOLDER / "compiled")
+    os.environ.update(
+        environment(
+            deployment,
+            pool,
+            cpus=len(os.sched_getaffinity(0)),
+            platform=installed_platform(),
+            place=place,
+        )
+        | errors.variables
+        | kept
+    )
 
 
 def served_weights(deployment: Deployment, model_path: Path, cache_folder: Path) -> Path:
@@ -122,17 +139,8 @@ class VllmReplica(ABC, Generic[EnteredT]):
         """Load the model and warm up. Raise ConfigError with the reason and the remedy; for an error of vLLM,
         it is an EngineStartError."""
         self._failed = asyncio.get_running_loop().create_future()
-        # vLLM reads part of its environment at import, and its platform is known only after that.
-        cpus = len(os.sched_getaffinity(0))
         self._errors = errors = EngineErrors(log_level(self._deployment))
-        kept = await asyncio.to_thread(compile_cache, self._deployment, self._pool, COMPILED_FOLDER)
-        os.environ.update(
-            environment(
-                self._deployment, self._pool, cpus=cpus, platform=installed_platform(), place=self._place
-            )
-            | errors.variables
-            | kept
-        )
+        await set_environment(self._deployment, self._pool, self._place, errors)
         self._runtime = runtime = await asyncio.to_thread(self._import_runtime)
         platform = runtime.platform()
         reasons = unsupported_features(self._deployment, platform=platform)
