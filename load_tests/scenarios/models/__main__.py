@@ -3,7 +3,8 @@
     make bench-models ARGS="--only gemma3,gpt-oss"
 
 Each model runs in processes of its own, one after the other. Results are kept in build/models and are not
-repeated until they are removed, or with `--again`; the page and the report have all that are kept.
+repeated until they are removed, or with `--again`. The page and the report get all that are kept there, and
+keep their cells for what is not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tests.kit.models.architectures import MODELS, TinyModel, named
@@ -21,8 +22,9 @@ from tests.kit.models.maker import make_adapter, make_model
 
 from kvasir.checkpoint.kv_movement import kv_movement
 from kvasir.checkpoint.model_config import read_model_config
-from load_tests.report import Row, checkout, machine, write
+from load_tests.report import REPORTS, checkout, machine, read, write
 from load_tests.scenarios.models.engines import MARK, Generated
+from load_tests.scenarios.models.kept import Cells, all_cells, keep, kept_file, to_rows
 from load_tests.scenarios.models.results import Cell, equal_tokens, moved, served_again, together
 from load_tests.scenarios.models.served import serve
 from load_tests.scenarios.models.table import write_page
@@ -30,8 +32,6 @@ from load_tests.scenarios.models.table import write_page
 _KEPT = Path("build") / "models"
 _RUN_S = 300
 _CAUSE_CHARACTERS = 300
-
-Cells = dict[str, Cell]
 
 
 def main() -> None:
@@ -43,10 +43,10 @@ def main() -> None:
     chosen = [named(name) for name in options.only.split(",") if name] or list(MODELS)
     for model in chosen:
         for part in options.parts.split(","):
-            kept = _KEPT / f"{model.name}.{part}.json"
-            if options.again or not kept.exists():
+            if options.again or not kept_file(_KEPT, model.name, part).exists():
                 print(f"{model.name}: {part}", flush=True)
-                _keep(kept, _on_engines(model) if part == "engines" else _under_up(model))
+                cells = _on_engines(model) if part == "engines" else _under_up(model)
+                keep(_KEPT, model.name, part, cells, checkout())
         _report()
 
 
@@ -132,40 +132,12 @@ def _adapter(model: TinyModel) -> Path:
     return make_adapter(model, folder) if model.adapts else folder
 
 
-def _keep(path: Path, cells: Cells) -> None:
-    """Write the cells with the commit at which they were measured; the report may be made at another."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shown = {"commit": checkout(), "cells": {column: asdict(cell) for column, cell in cells.items()}}
-    path.write_text(json.dumps(shown, indent=1) + "\n")
-
-
-def _kept() -> tuple[dict[str, Cells], dict[tuple[str, str], str]]:
-    """Return the cells by model and column, and the commit of each."""
-    found: dict[str, Cells] = {}
-    commits: dict[tuple[str, str], str] = {}
-    for path in sorted(_KEPT.glob("*.*.json")):
-        stored, name = json.loads(path.read_text()), path.name.split(".")[0]
-        cells = {column: Cell(**cell) for column, cell in stored["cells"].items()}
-        found.setdefault(name, {}).update(cells)
-        commits |= {(name, column): stored["commit"] for column in cells}
-    return found, commits
-
-
 def _report() -> None:
-    results, commits = _kept()
-    rows = [
-        Row(
-            f"{name}, {column}",
-            float(cell.verdict == "yes"),
-            "works",
-            "higher",
-            note=cell.note or cell.verdict,
-            commit=commits[name, column],
-        )
-        for name, cells in results.items()
-        for column, cell in cells.items()
-    ]
-    write("models", "make bench-models", rows)
+    cells = all_cells(_KEPT, read(REPORTS / "models.json"))
+    write("models", "make bench-models", to_rows(cells))
+    results: dict[str, Cells] = {}
+    for each in cells:
+        results.setdefault(each.model, {})[each.column] = each.cell
     write_page(results, machine())
 
 

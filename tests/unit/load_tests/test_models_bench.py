@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import get_args
 
 import pytest
+from load_tests.report import REPORTS, read
 from load_tests.scenarios.models.engines import LENGTHS, Generated
+from load_tests.scenarios.models.kept import MeasuredCell, all_cells, keep, to_rows
 from load_tests.scenarios.models.results import Cell, Verdict, equal_tokens, moved, served_again, together
+from load_tests.scenarios.models.table import PAGE
 
 PROMPTS = len(LENGTHS)
 PLAIN = Generated(
@@ -58,3 +63,39 @@ def test_a_prompt_that_did_not_move_is_named() -> None:
 )
 def test_the_worst_of_several_counts(verdicts: tuple[Verdict, ...], worst: Verdict) -> None:
     assert together([Cell(verdict) for verdict in verdicts]).verdict == worst
+
+
+def test_models_that_are_not_run_keep_their_cells_and_commits_in_a_fresh_checkout(tmp_path: Path) -> None:
+    report = to_rows(
+        [
+            MeasuredCell("llama", "aggregated", Cell("yes"), "old"),
+            MeasuredCell("llama", "tools", Cell("no", "400: no template"), "old"),
+            MeasuredCell("gpt2", "tiers", Cell("partly", "nothing came: from the tier"), "older"),
+        ]
+    )
+    keep(tmp_path, "qwen2", "engines", {"aggregated": Cell("not moved", "why")}, "new")
+    qwen2 = MeasuredCell("qwen2", "aggregated", Cell("not moved", "why"), "new")
+    found = all_cells(tmp_path, report)
+    assert found == [
+        MeasuredCell("llama", "aggregated", Cell("yes"), "old"),
+        MeasuredCell("llama", "tools", Cell("no", "400: no template"), "old"),
+        qwen2,
+        MeasuredCell("gpt2", "tiers", Cell("partly", "nothing came: from the tier"), "older"),
+    ]
+    assert all_cells(tmp_path / "removed", to_rows(found)) == found
+
+
+def test_a_part_that_is_run_again_replaces_its_cells_and_no_others(tmp_path: Path) -> None:
+    report = to_rows([MeasuredCell("llama", column, Cell("yes"), "old") for column in ("tiers", "tools")])
+    keep(tmp_path, "llama", "engines", {"plain vLLM": Cell("no", "no kernel")}, "new")
+    assert all_cells(tmp_path, report) == [
+        MeasuredCell("llama", "plain vLLM", Cell("no", "no kernel"), "new"),
+        MeasuredCell("llama", "tools", Cell("yes"), "old"),
+    ]
+
+
+def test_the_committed_report_has_the_cells_of_the_committed_page() -> None:
+    kept = all_cells(Path("nowhere"), read(REPORTS / "models.json"))
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    stated = sum(cell.strip() in get_args(Verdict) for row in rows for cell in row.split("|"))
+    assert len(kept) == stated
