@@ -1,0 +1,31 @@
+"""The fractions of nominal rates that an engine reaches, and its fixed costs: published, or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """How an engine on its hardware differs from nominal rates. Fractions: `arithmetic` of the peak in linear
+    layers, `attention` of the peak in the attention of prompts, `bandwidth` of the memory, `link` of links
+    between devices. Seconds: `step_s` for each step, `stream_s` for each sequence in a step, `request_s` for
+    each request before its first step, `collective_s` for each exchange between devices.
+
+    The defaults hold for GPUs without measurements. Large prefills reach about half of the peak (Pope et al.,
+    Efficiently Scaling Transformer Inference, 2022, report 0.4 to 0.76), decode steps 0.6 to 0.8 of the
+    bandwidth (Databricks, LLM Inference Performance Engineering, 2023). `source` says where they come from:
+    `data sheet`, or the profile that `kvasir calibrate` wrote."""
+
+    arithmetic: float = 0.5
+    attention: float = 0.35
+    bandwidth: float = 0.7
+    link: float = 0.7
+    step_s: float = 0.002
+    stream_s: float = 2e-5
+    request_s: float = 0.005
+    collective_s: float = 1e-5
+    source: str = "data sheet"
+
+
+DATA_SHEET = Coefficients()
