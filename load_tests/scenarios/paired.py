@@ -4,7 +4,9 @@ Figures of different days or machines do not show whether a change made the path
 out both commits into worktrees, builds their native extensions, and runs their own benchmarks alternately:
 A B A B. For `routers`, which replaces those rows of the gateway benchmark, the routers of both run at the
 same time, and each measurement is made of both in turn. Each row is the median at the second commit, with the
-median at the first as its peer; its ratio is the median of the rounds' ratios.
+median at the first as its peer; its ratio is the median of the rounds' ratios. A second copy of the second
+commit is measured beside its routers: the `control` rows, without a target, are this copy against the other,
+and show by how much equal code differs in such a run.
 
     make bench-paired BASE=070af0e                         the base and the last commit of this checkout
     make bench-paired BASE=070af0e ARGS='--rounds 1 --only gateway,edge'
@@ -38,6 +40,7 @@ from load_tests.vocabulary import large_model
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 2
 ROUTERS = "routers"
+CONTROL = "control"
 MORE_ROUNDS: Mapping[str, int] = {ROUTERS: 4, "edge": 3, "tokenizing": 2, "index": 2}
 """Rounds for each round of the others: of the shorter, noisier measurements."""
 SCENARIO_S = 900.0
@@ -49,6 +52,7 @@ SCENARIOS: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments of each benchmark. A quick run prints its rows; the others write a report."""
 NAMES = (ROUTERS, *SCENARIOS)
+ROWS = (ROUTERS, CONTROL, *SCENARIOS)
 _PRINTED = re.compile(r"^(?P<name>[^:]+): (?P<value>[\d.e+-]+) (?P<unit>[^(]*?) *\(target ", re.MULTILINE)
 _LOWER = ("CPU", "ms", "us", "µs", "ns", "MB", "MiB", "B", "s")
 
@@ -138,7 +142,7 @@ def rows_of(
                 "higher" if first.better == "higher" else "lower",
                 peer=statistics.median(before.value for before, _ in pairs),
                 ratio=statistics.median(ratios),
-                target_ratio=1.0,
+                target_ratio=None if scenario == CONTROL else 1.0,
                 spread=spread,
                 note=f"the rounds' ratios: {', '.join(f'{each:.3f}' for each in ratios)}",
             )
@@ -146,8 +150,9 @@ def rows_of(
     return rows
 
 
-def measure(scenarios: Sequence[str], trees: tuple[Path, Path], rounds: int) -> list[Row]:
-    """All rows, `rounds` rounds of the base and the head in turn."""
+def measure(scenarios: Sequence[str], trees: tuple[Path, Path, Path], rounds: int) -> list[Row]:
+    """All rows, `rounds` rounds of the base and the head in turn. `trees` are the base, the head and its
+    copy."""
     found: dict[tuple[str, Path], list[dict[str, Figure]]] = defaultdict(list)
     replaced: set[str] = set()
     if ROUTERS in scenarios:
@@ -159,30 +164,38 @@ def measure(scenarios: Sequence[str], trees: tuple[Path, Path], rounds: int) -> 
                 found[ROUTERS, tree].append(
                     {name: Figure(value, unit_of(name), "lower") for name, value in row.items()}
                 )
+    base, head, copy = trees
     alone = [each for each in SCENARIOS if each in scenarios]
     for number in range(rounds):
         for scenario in [each for each in alone for _ in range(MORE_ROUNDS.get(each, 1))]:
-            for tree in trees:
+            for tree in (base, head):
                 sys.stderr.write(f"round {number + 1}: {scenario} at {tree.name}\n")
                 measured = figures(scenario, tree)
                 if scenario == "gateway":
                     measured = {name: each for name, each in measured.items() if name not in replaced}
                 found[scenario, tree].append(measured)
-    base, head = trees
-    ordered = [each for each in NAMES if each in scenarios]
-    return [row for each in ordered for row in rows_of(each, found[each, base], found[each, head])]
+    rows = [
+        row
+        for each in NAMES
+        if each in scenarios
+        for row in rows_of(each, found[each, base], found[each, head])
+    ]
+    return rows + (
+        rows_of(CONTROL, found[ROUTERS, head], found[ROUTERS, copy]) if ROUTERS in scenarios else []
+    )
 
 
 def others(report: Path, command: str, scenarios: Sequence[str]) -> list[Row]:
     """The rows of other scenarios in the last report, if its command compared with the same base."""
     if not report.exists() or json.loads(report.read_text())["command"] != command:
         return []
-    return [row for row in read(report) if _scenario(row) not in scenarios]
+    replaced = {*scenarios, CONTROL} if ROUTERS in scenarios else {*scenarios}
+    return [row for row in read(report) if _scenario(row) not in replaced]
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """The rows in the order of the scenarios."""
-    return sorted(rows, key=lambda row: NAMES.index(_scenario(row)))
+    return sorted(rows, key=lambda row: ROWS.index(_scenario(row)))
 
 
 def _scenario(row: Row) -> str:
@@ -212,9 +225,10 @@ def main() -> None:
     except subprocess.CalledProcessError as error:
         parser.error(f"no such commit: {error.stderr.strip()}")
     with tempfile.TemporaryDirectory(prefix="kvasir-paired-") as folder, contextlib.ExitStack() as stack:
-        trees = [stack.enter_context(checked_out(each, Path(folder) / each)) for each in (base, head)]
+        places = {f"{base}-base": base, f"{head}-head": head, f"{head}-copy": head}
+        trees = [stack.enter_context(checked_out(each, Path(folder) / name)) for name, each in places.items()]
         try:
-            rows = measure(scenarios, (trees[0], trees[1]), args.rounds)
+            rows = measure(scenarios, (trees[0], trees[1], trees[2]), args.rounds)
         except (BenchmarkError, ProcessError) as error:
             sys.exit(str(error))
     if args.no_report:

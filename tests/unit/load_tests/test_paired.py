@@ -45,11 +45,11 @@ def test_a_row_that_only_one_commit_has_is_left_out() -> None:
 def test_what_is_measured_in_turn_replaces_those_rows_of_the_gateway_benchmark_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trees = (Path("base"), Path("head"))
+    trees = (Path("base"), Path("head"), Path("copy"))
     name = "request, 100 B"
 
     def costs(of: Sequence[Path], folder: Path, rounds: int) -> dict[Path, list[dict[str, float]]]:
-        return {tree: [{name: 2.0 if tree == trees[0] else 1.0}] * rounds for tree in of}
+        return {tree: [{name: {"base": 2.0, "head": 1.0, "copy": 1.5}[tree.name]}] * rounds for tree in of}
 
     def figures(scenario: str, tree: Path) -> dict[str, Figure]:
         return {each: Figure(3.0, "CPU ms", "lower") for each in (name, f"chunk of {scenario}")}
@@ -62,22 +62,27 @@ def test_what_is_measured_in_turn_replaces_those_rows_of_the_gateway_benchmark_a
         "gateway: chunk of gateway",
         f"edge: {name}",
         "edge: chunk of edge",
+        f"control: {name}",
     ]
     assert rows[0].unit == "CPU s/1k"
     assert (rows[0].peer, rows[0].value, rows[0].ratio) == (2.0, 1.0, 0.5)
+    control = rows[-1]
+    assert (control.peer, control.value, control.ratio, control.target_ratio) == (1.0, 1.5, 1.5, None)
 
 
 def test_a_report_keeps_the_rows_that_were_not_measured_again_and_says_their_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "REPORTS", tmp_path)
-    first = [Row(f"{scenario}: request", 2.0, "ms", "lower") for scenario in ("routers", "edge")]
+    first = [Row(f"{scenario}: request", 2.0, "ms", "lower") for scenario in ("routers", "control", "edge")]
     path = report.write("paired", "bench BASE=a", first, "old")
     rows = [Row("edge: request", 1.0, "ms", "lower"), *others(path, "bench BASE=a", ["edge"])]
     report.write("paired", "bench BASE=a", in_order(rows), "new")
     assert [(row.name, row.value, row.commit) for row in report.read(path)] == [
         ("routers: request", 2.0, "old"),
+        ("control: request", 2.0, "old"),
         ("edge: request", 1.0, "new"),
     ]
     assert "- routers: request: measured at `old`" in path.with_suffix(".md").read_text()
+    assert [row.name for row in others(path, "bench BASE=a", ["routers"])] == ["edge: request"]
     assert others(path, "bench BASE=b", ["edge"]) == []
