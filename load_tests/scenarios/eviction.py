@@ -26,7 +26,8 @@ from random import Random
 from typing import NamedTuple
 
 from kvasir.ports.tier import KEY_BYTES, TierBlock
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace, read_mooncake
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS, read_mooncake
+from kvasir_platform.workload.requests import Workload
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.eviction import Eviction, EvictionKind, eviction
 from load_tests.report import Row, median, write
@@ -67,7 +68,7 @@ class Order(Enum):
     ALL_FROM_END = "brought in from the end too"
 
 
-def prompts_of(trace: RequestTrace) -> list[Prompt]:
+def prompts_of(trace: Workload) -> list[Prompt]:
     """The trace's prompts in order, without those shorter than a block."""
     blocks: dict[int, TierBlock] = {}
     made = []
@@ -78,7 +79,7 @@ def prompts_of(trace: RequestTrace) -> list[Prompt]:
                 blocks[name] = TierBlock(name.to_bytes(8, "little") * (KEY_BYTES // 8), name, parent)
             parent = name
         if request.names:
-            most = (request.prompt_tokens - 1) // BLOCK_TOKENS
+            most = (request.prompt_tokens - 1) // TRACE_BLOCK_TOKENS
             made.append(Prompt(tuple(blocks[name] for name in request.names), most))
     return made
 
@@ -166,10 +167,12 @@ class Fleet:
         return sum(predicted_hits(part, self.slots(share)) for part in self.parts) / self.infinite
 
 
-def fleet(label: str, trace: RequestTrace, workers: int) -> Fleet:
+def fleet(label: str, trace: Workload, workers: int) -> Fleet:
     """The trace on that many workers."""
     distinct = len({name for request in trace.requests for name in request.names})
-    return Fleet(label, apart(prompts_of(trace), workers), trace.infinite_hits() // BLOCK_TOKENS, distinct)
+    return Fleet(
+        label, apart(prompts_of(trace), workers), trace.infinite_hits() // TRACE_BLOCK_TOKENS, distinct
+    )
 
 
 def compare(on: Fleet, shares: Sequence[float]) -> list[Row]:
@@ -239,10 +242,10 @@ def main(argv: Sequence[str]) -> list[Row]:
             print(f"{row.name}: {row.value:.4g} {row.unit}")
         return rows
     note = (
-        f"{len(trace.requests):,} requests, {alone.distinct:,} distinct blocks of {BLOCK_TOKENS} tokens. "
-        f"Hits are a share of those of an infinite cache, {alone.infinite:,} blocks; the peer is {FLOOR}, "
-        "and in the rows on orders the same policy with prompts used from their end and brought in from "
-        "their front. CPU is that of the arena and its policy, over all capacities"
+        f"{len(trace.requests):,} requests, {alone.distinct:,} distinct blocks of {TRACE_BLOCK_TOKENS} "
+        f"tokens. Hits are a share of those of an infinite cache, {alone.infinite:,} blocks; the peer is "
+        f"{FLOOR}, and in the rows on orders the same policy with prompts used from their end and brought in "
+        "from their front. CPU is that of the arena and its policy, over all capacities"
     )
     rows[0] = replace(rows[0], note=note)
     write("eviction", f"make bench-eviction TRACE={args.trace.name}", rows)

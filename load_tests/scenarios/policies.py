@@ -31,7 +31,8 @@ from kvasir.ports.routing import RoutingPolicy
 from kvasir_platform.sim.replay.goodput import Search, goodput
 from kvasir_platform.sim.replay.replay import Setting, TraceReplay
 from kvasir_platform.sim.replay.replica import a800_node, promise
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace, read_azure, read_mooncake
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS, read_azure, read_mooncake
+from kvasir_platform.workload.requests import Workload
 from kvasir_router.decide import CostPolicy, Disaggregation, LeastLoaded, RoundRobin
 from kvasir_router.decide.peers import PEERS
 from kvasir_router.decide.peers.mooncake import Mooncake
@@ -102,14 +103,14 @@ class Figures:
 
 
 @cache
-def _trace(path: Path, requests: int | None, swapped: bool, seed: int) -> RequestTrace:
+def _trace(path: Path, requests: int | None, swapped: bool, seed: int) -> Workload:
     trace = read_azure(path) if path.suffix == ".csv" else read_mooncake(path, Random(seed))
     if requests is not None:
         trace = trace.first(requests)
     return trace.halves_swapped() if swapped else trace
 
 
-def _median_prompt(trace: RequestTrace) -> int:
+def _median_prompt(trace: Workload) -> int:
     return sorted(request.prompt_tokens for request in trace.requests)[len(trace.requests) // 2]
 
 
@@ -237,8 +238,8 @@ def facts(fleet: Fleet) -> str:
         f"each worker LLaMA2-70B on {replica.hardware.devices} x {replica.hardware.device}, "
         f"{1 / replica.prefill_token_s:,.0f} prompt tokens/s before attention, a step of at most "
         f"{replica.step_tokens} tokens and {replica.step_fixed_s * 1e3:.1f} ms, more with streams, "
-        f"a cache of {replica.device_blocks:,} + {replica.cpu_blocks:,} blocks of {BLOCK_TOKENS} tokens "
-        "(device + CPU memory)",
+        f"a cache of {replica.device_blocks:,} + {replica.cpu_blocks:,} blocks of {TRACE_BLOCK_TOKENS} "
+        "tokens (device + CPU memory)",
         f"promise: TTFT {slo.ttft_s:.2f} s and mean ITL {slo.itl_s * 1e3:.0f} ms (ten and five times what a "
         "request of median length has on an idle worker), for 90 % of the requests",
         f"reports come {played.report_delay_s * 1e3:.0f} ms late",

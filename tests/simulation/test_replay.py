@@ -21,13 +21,8 @@ from kvasir_platform.sim.replay.goodput import Search, goodput
 from kvasir_platform.sim.replay.outcome import ReplayOutcome
 from kvasir_platform.sim.replay.replay import Setting, TraceReplay
 from kvasir_platform.sim.replay.replica import a800_node, promise
-from kvasir_platform.sim.replay.trace import (
-    BLOCK_TOKENS,
-    RequestTrace,
-    TraceRequest,
-    read_azure,
-    read_mooncake,
-)
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS, read_mooncake
+from kvasir_platform.workload.requests import Workload, WorkloadRequest
 from kvasir_router.decide import make_policy
 
 NODE = a800_node(device_share=0.05, cpu_bytes=2e10)
@@ -42,7 +37,7 @@ def conversations(path: Path, count: int, seed: int = 3) -> Path:
         ids, at = [0], rng.random() * 60_000
         for _ in range(rng.randrange(1, 6)):
             ids = [*ids, *(next(blocks) for _ in range(rng.randrange(1, 30)))]
-            length = len(ids) * BLOCK_TOKENS + rng.randrange(BLOCK_TOKENS)
+            length = len(ids) * TRACE_BLOCK_TOKENS + rng.randrange(TRACE_BLOCK_TOKENS)
             # As in the original: the block that is not whole has a name too.
             turn = {"timestamp": int(at // 3000 * 3000), "input_length": length}
             rows.append(turn | {"output_length": rng.randrange(1, 300), "hash_ids": [*ids, -person]})
@@ -53,7 +48,7 @@ def conversations(path: Path, count: int, seed: int = 3) -> Path:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> RequestTrace:
+def trace(tmp_path: Path) -> Workload:
     return read_mooncake(conversations(tmp_path / "trace.jsonl", 60), Random(1))
 
 
@@ -61,7 +56,7 @@ def policy(name: str = "cost", disaggregation: str = "never", seed: int = 1) -> 
     return make_policy(name, disaggregation, Random(seed))
 
 
-def setting(trace: RequestTrace, *, speed_up: float = 2.0, workers: int = 4) -> Setting:
+def setting(trace: Workload, *, speed_up: float = 2.0, workers: int = 4) -> Setting:
     return Setting(trace, NODE, promise(NODE, 6_000), speed_up, workers=workers)
 
 
@@ -74,59 +69,8 @@ def figures(outcome: ReplayOutcome) -> tuple[list[float], list[float], list[int]
     )
 
 
-def test_requests_of_one_tick_come_within_it_in_the_order_of_the_file(tmp_path: Path) -> None:
-    path = conversations(tmp_path / "trace.jsonl", 40)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    trace = read_mooncake(path, Random(1))
-    assert [r.prompt_tokens for r in trace.requests] == [row["input_length"] for row in rows]
-    arrivals = [r.arrival_s for r in trace.requests]
-    assert arrivals == sorted(arrivals)
-    assert len(set(arrivals)) == len(arrivals)
-    for request, row in zip(trace.requests, rows, strict=True):
-        assert 0.0 <= request.arrival_s - row["timestamp"] / 1000 < 3.0
-
-
-def test_only_whole_blocks_have_names(trace: RequestTrace) -> None:
-    assert all(len(r.names) == r.prompt_tokens // BLOCK_TOKENS for r in trace.requests)
-
-
-def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n{"time": 3}\n')
-    with pytest.raises(ValueError, match=r"trace\.jsonl, line 2: KeyError\('timestamp'\)"):
-        read_mooncake(path, Random(1))
-
-
-def test_azures_prompts_share_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "azure.csv"
-    rows = ["2023-11-16 18:15:46.6805900,1374,44", "2023-11-16 18:15:50.9951690,1374,109"]
-    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
-    first, second = read_azure(path).requests
-    assert first.arrival_s == 0.0
-    assert second.arrival_s == pytest.approx(4.314579)
-    assert not {*first.names} & {*second.names}
-    assert len(first.names) == 2
-
-
-def test_a_cache_without_bounds_hits_all_that_was_there_before_but_the_last_token() -> None:
-    names = array("Q", [1, 2, 3])
-    requests = [TraceRequest(t, 3 * BLOCK_TOKENS, 1, names) for t in (0.0, 1.0)]
-    requests.append(TraceRequest(2.0, 2 * BLOCK_TOKENS + 7, 1, names[:2]))
-    assert RequestTrace(tuple(requests)).infinite_hits() == (2 + 2) * BLOCK_TOKENS
-
-
-def test_swapped_halves_hold_the_same_requests_in_another_order(trace: RequestTrace) -> None:
-    swapped = trace.halves_swapped()
-    assert sorted(r.names.tobytes() for r in swapped.requests) == sorted(
-        r.names.tobytes() for r in trace.requests
-    )
-    arrivals = [r.arrival_s for r in swapped.requests]
-    assert arrivals == sorted(arrivals)
-    assert swapped.requests[0].names != trace.requests[0].names
-
-
 @pytest.mark.parametrize("name", ["cost", "round_robin", "dynamo", "llm_d", "sglang"])
-def test_every_request_ends_and_nothing_is_left_behind(trace: RequestTrace, name: str) -> None:
+def test_every_request_ends_and_nothing_is_left_behind(trace: Workload, name: str) -> None:
     replay = TraceReplay(setting(trace), policy(name))
     outcome = replay.run()
     replay.settle()
@@ -137,7 +81,7 @@ def test_every_request_ends_and_nothing_is_left_behind(trace: RequestTrace, name
     assert all(not worker.legs for worker in replay.fleet.workers.values())
 
 
-def test_at_rest_the_index_knows_what_every_worker_holds(trace: RequestTrace) -> None:
+def test_at_rest_the_index_knows_what_every_worker_holds(trace: Workload) -> None:
     replay = TraceReplay(setting(trace), policy())
     replay.run()
     replay.settle()
@@ -152,7 +96,7 @@ def test_at_rest_the_index_knows_what_every_worker_holds(trace: RequestTrace) ->
         assert len(held) + len(worker.cache.cpu_names) == status.blocks
 
 
-def test_all_work_is_done_once(trace: RequestTrace) -> None:
+def test_all_work_is_done_once(trace: Workload) -> None:
     outcome = TraceReplay(setting(trace), policy()).run()
     computed = sum(worker.prefilled_tokens for worker in outcome.workers)
     assert computed == trace.prompt_tokens - sum(outcome.cached_tokens)
@@ -160,19 +104,19 @@ def test_all_work_is_done_once(trace: RequestTrace) -> None:
     assert generated == sum(r.output_tokens for r in trace.requests)
 
 
-def test_equal_seeds_give_equal_results_and_others_do_not(trace: RequestTrace) -> None:
+def test_equal_seeds_give_equal_results_and_others_do_not(trace: Workload) -> None:
     runs = [figures(TraceReplay(setting(trace), policy(seed=seed)).run()) for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
 
-def test_one_worker_hits_nearly_all_that_a_cache_without_bounds_would(trace: RequestTrace) -> None:
+def test_one_worker_hits_nearly_all_that_a_cache_without_bounds_would(trace: Workload) -> None:
     roomy = replace(setting(trace, workers=1, speed_up=0.2), replica=a800_node())
     assert TraceReplay(roomy, policy()).run().hit_rate(trace) > 0.97
 
 
 def test_the_cost_model_finds_more_prefixes_than_turns_do_and_misses_fewer_promises(
-    trace: RequestTrace,
+    trace: Workload,
 ) -> None:
     cost, turns = (
         TraceReplay(setting(trace, speed_up=4.0), policy(name)).run() for name in ("cost", "round_robin")
@@ -181,13 +125,13 @@ def test_the_cost_model_finds_more_prefixes_than_turns_do_and_misses_fewer_promi
     assert cost.misses < turns.misses
 
 
-def test_hits_are_foreseen(trace: RequestTrace) -> None:
+def test_hits_are_foreseen(trace: Workload) -> None:
     roomy = replace(setting(trace, speed_up=0.5), replica=a800_node())
     outcome = TraceReplay(roomy, policy()).run()
     assert outcome.correct_predictions >= 0.98 * len(trace.requests)
 
 
-def test_separate_pools_share_every_request(trace: RequestTrace) -> None:
+def test_separate_pools_share_every_request(trace: Workload) -> None:
     apart = replace(setting(trace), workers=0, prefill_workers=3, decode_workers=2)
     replay = TraceReplay(apart, policy(disaggregation="always"))
     outcome = replay.run()
@@ -200,7 +144,7 @@ def test_separate_pools_share_every_request(trace: RequestTrace) -> None:
         assert (worker.generated_tokens > 0) != prefills
 
 
-def test_separate_pools_keep_the_gaps_between_tokens_short(trace: RequestTrace) -> None:
+def test_separate_pools_keep_the_gaps_between_tokens_short(trace: Workload) -> None:
     whole = setting(trace, workers=5, speed_up=4.0)
     apart = replace(whole, workers=0, prefill_workers=3, decode_workers=2)
     gaps = [
@@ -238,13 +182,15 @@ class Watcher:
 
 def test_a_prompt_that_is_computed_is_no_longer_queued_nor_foreseen_but_cached() -> None:
     names = array("Q", [1, 2, 3])
-    lengths = 3 * BLOCK_TOKENS + 1, 5000
+    lengths = 3 * TRACE_BLOCK_TOKENS + 1, 5000
     # While the first prompt is computed, while the first output is, and at rest.
-    trace = RequestTrace(tuple(TraceRequest(t, *lengths, names) for t in (0.0, 0.01, 30.0, 1000.0)))
+    trace = Workload(
+        tuple(WorkloadRequest(t, *lengths, names) for t in (0.0, 0.01, 30.0, 1000.0)), TRACE_BLOCK_TOKENS
+    )
     watcher = Watcher()
     watcher.replay = TraceReplay(setting(trace, workers=1, speed_up=1.0), watcher)
     watcher.replay.run()
-    prompt, cached = lengths[0], 3 * BLOCK_TOKENS
+    prompt, cached = lengths[0], 3 * TRACE_BLOCK_TOKENS
     queued = [seen[0] for seen in watcher.seen]
     assert 0 < queued[1] <= prompt
     assert [queued[0], *queued[2:]] == [0, 0, 0]
@@ -257,7 +203,7 @@ def test_a_prompt_that_is_computed_is_no_longer_queued_nor_foreseen_but_cached()
 
 
 @pytest.mark.parametrize("speed_up", [1.0, 20.0])
-def test_a_request_that_breaks_both_promises_has_missed_once(trace: RequestTrace, speed_up: float) -> None:
+def test_a_request_that_breaks_both_promises_has_missed_once(trace: Workload, speed_up: float) -> None:
     played = setting(trace, speed_up=speed_up)
     outcome = TraceReplay(played, policy()).run()
     late = [
@@ -267,7 +213,7 @@ def test_a_request_that_breaks_both_promises_has_missed_once(trace: RequestTrace
     assert outcome.misses == sum(late)
 
 
-def test_a_run_that_has_missed_too_often_stops(trace: RequestTrace) -> None:
+def test_a_run_that_has_missed_too_often_stops(trace: Workload) -> None:
     hopeless = setting(trace, workers=1, speed_up=50.0)
     outcome = TraceReplay(hopeless, policy()).run(most_misses=5)
     assert 5 < outcome.misses < len(trace.requests) / 4
@@ -275,7 +221,7 @@ def test_a_run_that_has_missed_too_often_stops(trace: RequestTrace) -> None:
 
 
 @pytest.mark.skipif(not IS_NATIVE, reason="the Python twin is too slow for many runs")
-def test_goodput_is_the_edge_of_what_meets_the_promise(trace: RequestTrace) -> None:
+def test_goodput_is_the_edge_of_what_meets_the_promise(trace: Workload) -> None:
     search = Search(precision=0.05)
     one, three = (goodput(setting(trace, workers=workers), policy, search) for workers in (1, 3))
     assert three > 1.5 * one
@@ -284,7 +230,7 @@ def test_goodput_is_the_edge_of_what_meets_the_promise(trace: RequestTrace) -> N
     assert TraceReplay(setting(trace, workers=1, speed_up=1.06 * one), policy()).run().misses > most
 
 
-def test_a_promise_that_cannot_be_kept_at_any_speed_is_said(trace: RequestTrace) -> None:
+def test_a_promise_that_cannot_be_kept_at_any_speed_is_said(trace: Workload) -> None:
     hopeless = replace(setting(trace), slo=SloClass("never", ttft_s=1e-6, itl_s=1.0))
     with pytest.raises(ValueError, match="missed at any speed-up down to"):
         goodput(hopeless, policy, Search())

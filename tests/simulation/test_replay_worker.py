@@ -14,8 +14,9 @@ from kvasir.core.requests import Leg
 from kvasir.native import PrefixTree
 from kvasir_platform.sim.replay.cache import BlockCache, Hit
 from kvasir_platform.sim.replay.replica import SimReplica, a800_node
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, TraceRequest, block_name
 from kvasir_platform.sim.replay.worker import Happened, Job, ReplayWorker
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS
+from kvasir_platform.workload.requests import WorkloadRequest, block_name
 
 NODE = a800_node(cpu_bytes=0.0)
 
@@ -28,8 +29,8 @@ def parents_of(*chains: array[int]) -> dict[int, int]:
     return {name: 0 if i == 0 else names[i - 1] for names in chains for i, name in enumerate(names)}
 
 
-def request(names: array[int], output: int = 10, extra: int = 1) -> TraceRequest:
-    return TraceRequest(0.0, len(names) * BLOCK_TOKENS + extra, output, names)
+def request(names: array[int], output: int = 10, extra: int = 1) -> WorkloadRequest:
+    return WorkloadRequest(0.0, len(names) * TRACE_BLOCK_TOKENS + extra, output, names)
 
 
 def worker(replica: SimReplica, *chains: array[int]) -> ReplayWorker:
@@ -118,7 +119,7 @@ def test_a_lone_request_takes_the_unloaded_times() -> None:
     assert itl == pytest.approx(NODE.unloaded_itl_s(prompt + 51), rel=1e-3)
 
 
-def step_by_step(replica: SimReplica, jobs: list[TraceRequest]) -> list[tuple[float, float]]:
+def step_by_step(replica: SimReplica, jobs: list[WorkloadRequest]) -> list[tuple[float, float]]:
     """(first token, last token) of requests that come at once, one engine step after the other."""
     now, waiting = 0.0, list(range(len(jobs)))
     left = [float(job.prompt_tokens) for job in jobs]
@@ -212,13 +213,13 @@ def test_blocks_from_cpu_memory_take_their_time_and_save_computing() -> None:
     again = Job(2, request(one), Leg.FULL, ended[-1].finished_s)
     tiered.submit(again, ended[-1].finished_s)
     run(tiered)
-    loading = 10 * BLOCK_TOKENS * NODE.kv_token_bytes * NODE.cpu_byte_s
+    loading = 10 * TRACE_BLOCK_TOKENS * NODE.kv_token_bytes * NODE.cpu_byte_s
     took = again.computed_s - again.started_s
     assert again.hit == Hit(10, 10)
     (tier,) = tiered.load.tiers
     assert (tier.medium, tier.loads, tier.loaded_blocks) == (Medium.CPU, 1, 10)
     assert tier.load_s == again.load_s == pytest.approx(tier.loaded_bytes * NODE.cpu_byte_s)
-    assert loading < took < loading + NODE.unloaded_ttft_s(BLOCK_TOKENS)
+    assert loading < took < loading + NODE.unloaded_ttft_s(TRACE_BLOCK_TOKENS)
 
 
 def test_a_pulled_prompt_waits_for_its_bytes_and_then_for_a_step() -> None:

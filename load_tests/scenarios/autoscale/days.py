@@ -24,10 +24,11 @@ from kvasir.config.spec.deployment import (
 from kvasir.core.requests import Role
 from kvasir_platform.planner.loop import ScalingLoop
 from kvasir_platform.sim.replay.replica import a800_node
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace, read_mooncake
 from kvasir_platform.sim.scaling.days import DAY_S, Day, RequestShape, arrivals, crowds, drawn
 from kvasir_platform.sim.scaling.fleet import Kind, ScaledFleet, SimSlo
 from kvasir_platform.sim.scaling.rivals import Hpa, Queue, Rule, Static, Ttft
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS, read_mooncake
+from kvasir_platform.workload.requests import Workload
 
 OURS = "ours"
 WAVE, BURSTS = "wave", "bursts"
@@ -105,14 +106,14 @@ class Outcome:
         return self.kept >= KEEP
 
 
-def shapes_of(trace: RequestTrace) -> list[RequestShape]:
+def shapes_of(trace: Workload) -> list[RequestShape]:
     """Every request with the tokens that an infinite cache leaves to compute: at least its last token."""
     seen: set[int] = set()
     found = []
     for each in trace.requests:
         depth = next((i for i, name in enumerate(each.names) if name not in seen), len(each.names))
         seen.update(each.names)
-        hit = min(depth, (each.prompt_tokens - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+        hit = min(depth, (each.prompt_tokens - 1) // TRACE_BLOCK_TOKENS) * TRACE_BLOCK_TOKENS
         found.append(RequestShape(each.prompt_tokens, each.prompt_tokens - hit, each.output_tokens))
     return found
 
@@ -145,7 +146,7 @@ def kind() -> Kind:
         step_fixed_s=node.step_fixed_s,
         step_stream_s=node.step_stream_s,
         step_kv_token_s=node.step_kv_token_s,
-        kv_tokens=node.device_blocks * BLOCK_TOKENS,
+        kv_tokens=node.device_blocks * TRACE_BLOCK_TOKENS,
         most_streams=node.most_streams,
         start_s=START_S,
     )

@@ -38,10 +38,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvasir_platform.sim.replay.replica import a800_node
-from kvasir_platform.sim.replay.trace import read_mooncake
 from kvasir_platform.sim.scaling.days import DAY_S, Day
 from kvasir_platform.sim.scaling.fleet import ScaledFleet
 from kvasir_platform.sim.scaling.rivals import Hpa
+from kvasir_platform.workload.files import read_mooncake
 from load_tests.report import Row, write
 from load_tests.scenarios.autoscale.days import DAYS, OURS, QUICK_S, SEEDS, Case, Outcome, ours
 from load_tests.scenarios.autoscale.rivals import RIVALS, Trials, rival

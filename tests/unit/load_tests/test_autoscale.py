@@ -14,10 +14,10 @@ from load_tests.scenarios.autoscale.rivals import Trials, sweep
 from load_tests.scenarios.autoscale.rows import rows_of
 
 from kvasir.core.requests import Role
-from kvasir_platform.sim.replay.trace import read_mooncake
 from kvasir_platform.sim.scaling.days import RequestShape
 from kvasir_platform.sim.scaling.fleet import Kind, ScaledFleet, SimSlo
 from kvasir_platform.sim.scaling.rivals import HeldMaximum, Hpa, Queue, Static, Ttft, play
+from kvasir_platform.workload.files import read_mooncake
 
 KIND = Kind(0.01, 1e-4, 0.0, 0.01, 1e-4, 0.0, 100_000, 16, start_s=30.0)
 LEVEL = SimSlo(5.0, 0.1)

@@ -7,8 +7,8 @@ from array import array
 from dataclasses import dataclass
 
 from kvasir.core.requests import SloClass
-from kvasir_platform.sim.replay.trace import RequestTrace
 from kvasir_platform.sim.replay.worker import Job
+from kvasir_platform.workload.requests import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ReplayOutcome:
         """The share of all requests that met the SLO."""
         return 1.0 - self.misses / len(self.ttft_s)
 
-    def hit_rate(self, trace: RequestTrace) -> float:
+    def hit_rate(self, trace: Workload) -> float:
         """Cached prompt tokens relative to an unbounded cache; 0 if that has none."""
         infinite = trace.infinite_hits()
         return sum(self.cached_tokens) / infinite if infinite else 0.0

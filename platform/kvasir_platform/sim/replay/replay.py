@@ -21,8 +21,9 @@ from kvasir.ports.routing import Plan, RoutingPolicy, RoutingTarget
 from kvasir_platform.sim.replay.cache import BlockCache
 from kvasir_platform.sim.replay.outcome import ReplayOutcome, WorkerOutcome
 from kvasir_platform.sim.replay.replica import MODEL, SimReplica
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, RequestTrace
 from kvasir_platform.sim.replay.worker import Happened, Job, ReplayWorker
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS
+from kvasir_platform.workload.requests import Workload
 from kvasir_router.decide import RateBook
 from kvasir_router.fleet.fleet import Charges, Fleet, TargetLoad
 from kvasir_router.index import FetchSnapshot, FleetIndex
@@ -37,7 +38,7 @@ class Setting:
     """The replay's setting. `speed_up` divides the time between arrivals. `prefill_workers` and
     `decode_workers` are pools of one role; `workers` do both."""
 
-    trace: RequestTrace
+    trace: Workload
     replica: SimReplica
     slo: SloClass
     speed_up: float
@@ -47,6 +48,10 @@ class Setting:
     seed: int = 1
     report_delay_s: float = 0.05
     predicted_ttl_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.trace.block_tokens != TRACE_BLOCK_TOKENS:
+            raise ValueError(f"blocks of {self.trace.block_tokens} tokens; workers have {TRACE_BLOCK_TOKENS}")
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -285,7 +290,7 @@ def _copy(work: TargetLoad) -> TargetLoad:
     return TargetLoad(work.prefill_tokens, work.waiting, work.streams, work.kv_tokens)
 
 
-def _parents(trace: RequestTrace) -> dict[int, int]:
+def _parents(trace: Workload) -> dict[int, int]:
     """The block before each; 0 for none."""
     parents: dict[int, int] = {}
     for request in trace.requests:
@@ -304,7 +309,7 @@ def _usage(job: Job) -> Usage:
         transferred_tokens=pulled,
         transferred_bytes=job.moved_bytes,
         output_tokens=1 if job.leg is Leg.PREFILL else request.output_tokens,
-        tier_tokens=job.hit.from_cpu * BLOCK_TOKENS,
+        tier_tokens=job.hit.from_cpu * TRACE_BLOCK_TOKENS,
     )
 
 

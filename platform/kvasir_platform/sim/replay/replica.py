@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.requests import Role, SloClass
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS
 
 MODEL = "replay"
 
@@ -21,7 +21,7 @@ class SimReplica:
     """Times in seconds. A step lasts `step_fixed_s + step_stream_s * streams + step_kv_token_s * tokens of
     KV that the streams read`; computing prompt token number k of a request adds `prefill_token_s +
     prefill_context_s * k`. A step holds `step_tokens`, of streams and prompts together. Memory in blocks of
-    BLOCK_TOKENS: `device_blocks`, and `cpu_blocks` below it, read at `cpu_byte_s`."""
+    TRACE_BLOCK_TOKENS: `device_blocks`, and `cpu_blocks` below it, read at `cpu_byte_s`."""
 
     hardware: Hardware
     model_parameters: int
@@ -61,13 +61,13 @@ class SimReplica:
         """The hardware that such a worker reports."""
         shards = self.hardware.devices
         layout = KvLayout(
-            block_size=BLOCK_TOKENS,
+            block_size=TRACE_BLOCK_TOKENS,
             dtype="bfloat16",
             layout="layers,blocks,kv_heads,tokens,head",
             layers=self.layers,
             kv_heads=self.kv_heads,
             head_size=self.head_size,
-            bytes_per_block=self.kv_token_bytes * BLOCK_TOKENS // shards,
+            bytes_per_block=self.kv_token_bytes * TRACE_BLOCK_TOKENS // shards,
             tensor_parallel_size=shards,
         )
         return WorkerIdentity(
@@ -78,7 +78,7 @@ class SimReplica:
             model=MODEL,
             revision="",
             tokenizer_digest="",
-            max_model_len=self.device_blocks * BLOCK_TOKENS,
+            max_model_len=self.device_blocks * TRACE_BLOCK_TOKENS,
             kv=layout,
             kv_blocks=self.device_blocks,
             engine="simulated",
@@ -114,7 +114,7 @@ def a800_node(*, device_share: float = 1.0, cpu_bytes: float = 1.6e12) -> SimRep
     kv_token = 2 * layers * kv_heads * head * 2
     weights = 2 * parameters
     kv_bytes = devices * 80e9 * 0.9 - weights
-    block = kv_token * BLOCK_TOKENS
+    block = kv_token * TRACE_BLOCK_TOKENS
     return SimReplica(
         hardware=Hardware("A800-SXM4-80GB", devices, flops, bandwidth),
         model_parameters=parameters,

@@ -22,7 +22,8 @@ from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineLoad, Leg
 from kvasir_platform.sim.replay.cache import BlockCache, Hit
 from kvasir_platform.sim.replay.replica import SimReplica
-from kvasir_platform.sim.replay.trace import BLOCK_TOKENS, TraceRequest
+from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS
+from kvasir_platform.workload.requests import WorkloadRequest
 
 _NEVER = math.inf
 # Of a step or a token: what is smaller counts as done.
@@ -39,7 +40,7 @@ class Job:
     decode leg pulls from."""
 
     number: int
-    request: TraceRequest
+    request: WorkloadRequest
     leg: Leg
     queued_s: float
     source: ReplayWorker | None = None
@@ -56,13 +57,13 @@ class Job:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were cached here."""
-        return self.hit.blocks * BLOCK_TOKENS
+        return self.hit.blocks * TRACE_BLOCK_TOKENS
 
     @property
     def blocks(self) -> int:
         """Tokens of the prompt and of the output generated here."""
         output = 1 if self.leg is Leg.PREFILL else self.request.output_tokens
-        return -(-(self.request.prompt_tokens + output) // BLOCK_TOKENS)
+        return -(-(self.request.prompt_tokens + output) // TRACE_BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class ReplayWorker:
             Medium.CPU,
             loads=self._loads,
             loaded_blocks=self._loaded_blocks,
-            loaded_bytes=self._loaded_blocks * BLOCK_TOKENS * self._replica.kv_token_bytes,
+            loaded_bytes=self._loaded_blocks * TRACE_BLOCK_TOKENS * self._replica.kv_token_bytes,
             load_s=self._loaded_s,
         )
         return EngineLoad(
@@ -172,7 +173,7 @@ class ReplayWorker:
             if len(self._streams) + len(self._pulls) >= self._replica.most_streams:
                 return
             # Engines compute at least the last token of a prompt.
-            hit = self.cache.lookup(request.names, (request.prompt_tokens - 1) // BLOCK_TOKENS)
+            hit = self.cache.lookup(request.names, (request.prompt_tokens - 1) // TRACE_BLOCK_TOKENS)
             if not self.cache.admit(request.names, hit, job.blocks):
                 return
             self._queue.popleft()
@@ -184,7 +185,7 @@ class ReplayWorker:
             self._head = job
             self._left = request.prompt_tokens - job.cached_tokens
             self._position = job.cached_tokens
-            below = hit.from_cpu * BLOCK_TOKENS * self._replica.kv_token_bytes
+            below = hit.from_cpu * TRACE_BLOCK_TOKENS * self._replica.kv_token_bytes
             self._loading = job.load_s = below * self._replica.cpu_byte_s
             if below:
                 self._loads += 1
