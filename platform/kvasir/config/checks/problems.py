@@ -32,18 +32,19 @@ class Problem:
 
 
 class SpecError(ConfigError):
-    """The deployment spec is invalid; `problems` has all findings in the order of the file."""
+    """The deployment spec, or the other file that `subject` names, is invalid; `problems` has all findings in
+    the order of the file."""
 
     code = "invalid_spec"
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], subject: str = "the deployment spec") -> None:
         self.problems = tuple(sorted(problems, key=lambda p: (p.file, p.line, p.column)))
-        super().__init__(_render(self.problems))
+        super().__init__(_render(self.problems, subject))
 
 
-def _render(problems: Sequence[Problem]) -> str:
+def _render(problems: Sequence[Problem], subject: str) -> str:
     count = len(problems)
-    lines = ["the deployment spec has " + ("1 problem:" if count == 1 else f"{count} problems:")]
+    lines = [f"{subject} has " + ("1 problem:" if count == 1 else f"{count} problems:")]
     for problem in problems[:_SHOWN]:
         lines.append(f"  {problem.place}" + (f"  {problem.field}" if problem.field else ""))
         lines.append(f"      found     {problem.found}")

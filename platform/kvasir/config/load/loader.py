@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -28,7 +28,10 @@ from kvasir.config.load.yaml_document import (
     read_file,
     shorten,
 )
+from kvasir.config.spec.base import Spec
 from kvasir.config.spec.deployment import Deployment
+
+_Spec = TypeVar("_Spec", bound=Spec)
 
 _CREDENTIALS = re.compile(r'(://)[^\s"]*@')
 """Credentials in a URL. Such URLs are rejected, and errors show rejected values without credentials."""
@@ -60,20 +63,25 @@ def loads(text: str, source: str, overrides: Sequence[str] = ()) -> Deployment:
             problems.extend(_override(document, option, defaults))
     if problems:
         raise SpecError(problems)
+    return validated(Deployment, document, source)
+
+
+def validated(kind: type[_Spec], document: Document, source: str) -> _Spec:
+    """Return the data of a document as `kind`. Raises SpecError with all problems and their positions."""
     try:
-        return Deployment.model_validate_json(json.dumps(document.data), strict=True)
+        return kind.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
-        raise SpecError(_problems(error, document, source)) from error
+        raise SpecError(_problems(error, document, source, _json_schema(kind))) from error
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the spec (draft 2020-12), for editors and for the chart's values."""
-    return {"$schema": _SCHEMA_ID, **_json_schema()}
+    return {"$schema": _SCHEMA_ID, **_json_schema(Deployment)}
 
 
 @cache
-def _json_schema() -> dict[str, Any]:
-    return Deployment.model_json_schema()
+def _json_schema(kind: type[Spec]) -> dict[str, Any]:
+    return kind.model_json_schema()
 
 
 def dump(deployment: Deployment) -> str:
@@ -161,7 +169,7 @@ def _assign(container: Value, step: str | int, value: Value) -> None:
             container[step] = value
 
 
-def _problems(error: ValidationError, document: Document, source: str) -> list[Problem]:
+def _problems(error: ValidationError, document: Document, source: str, root: dict[str, Any]) -> list[Problem]:
     """Return pydantic's findings with their positions, in terms of the schema."""
     # A default that follows another field is not made if that field is wrong.
     findings = [
@@ -169,7 +177,6 @@ def _problems(error: ValidationError, document: Document, source: str) -> list[P
         for finding in error.errors(include_url=False)
         if finding["type"] != "default_factory_not_called"
     ]
-    root = _json_schema()
     problems = []
     for finding in findings:
         path = tuple(finding["loc"])
