@@ -29,3 +29,15 @@ class Coefficients:
 
 
 DATA_SHEET = Coefficients()
+NOMINAL = Coefficients(
+    arithmetic=1.0,
+    attention=1.0,
+    bandwidth=1.0,
+    link=1.0,
+    step_s=0.0,
+    stream_s=0.0,
+    request_s=0.0,
+    collective_s=0.0,
+    source="nominal rates",
+)
+"""No losses and no fixed costs: the roofline itself."""

@@ -59,3 +59,9 @@ def device_of(gpu: Gpu, *, dollars_per_hour: float | None = None) -> Device:
         watts=gpu.watts,
         dollars_per_hour=dollars_per_hour,
     )
+
+
+def reference_device(name: str) -> Device:
+    """Return a device of which no rates are known, such as a CPU: 1 TFLOP/s and 100 GB/s for every dtype. Its
+    coefficients have to be measured, and their fractions, which may exceed 1, refer to these rates."""
+    return Device(name, half=1e12, single=1e12, fp8=0.0, bytes_per_s=1e11, memory_bytes=0)

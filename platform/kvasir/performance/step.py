@@ -8,15 +8,13 @@ experts.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from kvasir.performance.coefficients import DATA_SHEET, Coefficients
 from kvasir.performance.device import Device
 from kvasir.performance.work import ModelWork
-from kvasir.sizing.shape import EngineShape, element_bytes, kv_element_bytes
+from kvasir.sizing.shape import EngineShape, kv_element_bytes
 
 _ACTIVATION_BYTES = 2
 _REDUCES_PER_LAYER = 2
@@ -82,9 +80,9 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """One engine: a model on `shape.ranks` devices. `weight_bytes` is one parameter as stored, and
-    `compute_dtype` the dtype of the arithmetic, which may be wider (4-bit weights are computed in 16 bits on
-    devices without units for them)."""
+    """One engine: a model on `shape.ranks` devices. `weight_bytes` is one parameter as stored, `expert_bytes`
+    one of an expert (0: the same), and `compute_dtype` the dtype of the arithmetic, which may be wider (4-bit
+    weights are computed in 16 bits on devices without units for them): see kvasir.performance.precision."""
 
     work: ModelWork
     device: Device
@@ -92,6 +90,7 @@ class EngineModel:
     weight_bytes: float = 2.0
     compute_dtype: str = "bfloat16"
     coefficients: Coefficients = DATA_SHEET
+    expert_bytes: float = 0.0
 
     def step(self, batch: StepWork) -> StepTime:
         """Return the time of one step."""
@@ -107,9 +106,10 @@ class EngineModel:
         # Ranks of data parallelism hold the dense weights each.
         copies = shape.data * (work.dense + work.head)
         experts = work.weights_read(tokens) - work.dense - work.head
-        weights_s = (copies + experts) * self.weight_bytes / bytes_per_s
+        expert_bytes = self.expert_bytes or self.weight_bytes
+        weights_s = (copies * self.weight_bytes + experts * expert_bytes) / bytes_per_s
         attention_s = sum(
-            work.attention_flops(chunk.tokens, chunk.context) for chunk in batch.prompts
+            work.prompt_flops(chunk.tokens, chunk.context) for chunk in batch.prompts
         ) + queries * work.attention_flops(1, batch.context)
         attention_s /= ranks * peak * reached.attention
         kv_s = self._kv_read(batch) / bytes_per_s
@@ -122,10 +122,18 @@ class EngineModel:
         )
 
     def _kv_read(self, batch: StepWork) -> float:
-        element = kv_element_bytes(self.shape)
-        prompts = sum(self.work.kv_elements(chunk.context + chunk.tokens) for chunk in batch.prompts)
-        streams = batch.streams * (self.work.kv_elements(batch.context) + 2.0 * self.work.state_elements)
-        return (prompts + streams) * element
+        """Return the bytes of KV and of states that all ranks read and write."""
+        element, tensor = kv_element_bytes(self.shape), self.shape.tensor
+        held = 0.0
+        for each in self.work.attention:
+            # Ranks beyond the number of KV heads read copies.
+            copies = max(1.0, tensor / each.kv_heads) if each.kv_heads else 1.0
+            tokens = batch.streams * each.attended(batch.context) + sum(
+                each.attended(chunk.context + chunk.tokens) for chunk in batch.prompts
+            )
+            held += copies * each.layers * each.elements * tokens
+        states = (batch.streams + len(batch.prompts)) * 2.0 * self.work.state_bytes
+        return held * element + states
 
     def _communication_s(self, tokens: float) -> float:
         """Return the time of all exchanges of a step. A ring all-reduce moves 2 (n-1)/n of the data over each
@@ -172,15 +180,15 @@ class EngineModel:
             kv_element_bytes(self.shape)
         )
 
+    def context_bytes(self, tokens: float) -> float:
+        """Return the bytes that a context of `tokens` tokens keeps: KV, of windows where layers have one, and
+        recurrent states."""
+        return self.work.kv_elements(tokens) * kv_element_bytes(self.shape) + self.work.state_bytes
 
-def stored_bytes(weights: Sequence[int], shape: EngineShape, work: ModelWork) -> float:
-    """Return the mean bytes of a parameter, from the `weights` that a rank of each stage holds."""
-    total = sum(weights) * shape.tensor * shape.data
-    return (
-        total / work.parameters
-        if work.parameters and not math.isclose(total, 0)
-        else element_bytes(shape.dtype)
-    )
+    def transfer_s(self, tokens: float, bytes_per_s: float, fixed_s: float = 0.0) -> float:
+        """Return the seconds to move a context of `tokens` tokens to another engine, or to load it from a
+        tier, that reaches `bytes_per_s` after `fixed_s` seconds."""
+        return fixed_s + self.context_bytes(tokens) / bytes_per_s
 
 
 def accepted_tokens(acceptance: float, lookahead: int) -> float:

@@ -12,29 +12,43 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvasir.checkpoint.attention import LayerCache, LayerKind, layer_caches
+from kvasir.checkpoint.attention import FULL, LayerCache, LayerKind, layer_caches
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.numbers import count
+from kvasir.performance.layers import feed_forward, kv_sizes, positions, projections, tied
 from kvasir.sizing.dimensions import Dimensions, dimensions
+from kvasir.sizing.recurrent import state_bytes
+from kvasir.sizing.shape import EngineShape
 
-_GATED = 3
-"""Matrices of a gated feed-forward layer: gate, up and down."""
+_STATE_FLOPS = 6.0
+"""Operations for each element of a recurrent state and token: its decay, its update and its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
     """`layers` layers of one kind. For each query token and each token attended to, a layer takes `flops`
-    operations; of each token attended to it reads `elements` numbers of KV. `window` is the most tokens that
-    are attended to, 0 without a limit."""
+    operations, or `prompt_flops` in prompts if that is not 0; of each token attended to it reads `elements`
+    numbers of KV. A chunk of a prompt takes `expanded_flops` for each token before it, whose keys and values
+    it projects from latents. `window` is the most tokens that are attended to, 0 without a limit; `kv_heads`
+    is among how many tensor-parallel ranks KV can be divided, 0 for any number."""
 
     layers: int
     flops: float
     elements: float
     window: int = 0
+    prompt_flops: float = 0.0
+    expanded_flops: float = 0.0
+    kv_heads: int = 0
 
     def attended(self, context: float) -> float:
         """Return the tokens that a query behind `context` tokens attends to."""
         return min(context, self.window) if self.window else context
+
+    def pairs(self, tokens: float, context: float) -> float:
+        """Return the pairs of query and attended token of `tokens` successive tokens behind `context`, each
+        of which attends to itself as well."""
+        growing = min(tokens, max(0.0, self.window - context)) if self.window else tokens
+        return growing * (context + (growing + 1.0) / 2.0) + (tokens - growing) * self.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,8 @@ class ModelWork:
     """One model. Parameters: `dense` are used by every token, without embedding and head; `expert` are those
     of one expert in one layer, of which there are `experts` in each of `expert_layers`, and each token uses
     `experts_per_token`; `head` produces logits for sampled tokens. `hidden` and `layers` give the size of
-    exchanges between devices. `state_elements` are read and written for each sequence and step."""
+    exchanges between devices. `state_bytes` are read and written for each sequence and step, which takes
+    `state_flops` for each token."""
 
     layers: int
     hidden: int
@@ -54,7 +69,8 @@ class ModelWork:
     experts: int = 0
     experts_per_token: int = 0
     expert_layers: int = 0
-    state_elements: float = 0.0
+    state_bytes: float = 0.0
+    state_flops: float = 0.0
 
     @property
     def parameters(self) -> float:
@@ -75,17 +91,26 @@ class ModelWork:
         return self.experts * (1.0 - math.pow(unused, tokens))
 
     def linear_flops(self, tokens: float, sampled: float) -> float:
-        """Return the operations in linear layers of a step."""
-        return 2.0 * (self.active * tokens + self.head * sampled)
+        """Return the operations in linear and recurrent layers of a step."""
+        return 2.0 * (self.active * tokens + self.head * sampled) + self.state_flops * tokens
 
     def weights_read(self, tokens: float) -> float:
         """Return the parameters that a step of `tokens` tokens reads."""
         return self.dense + self.head + self.expert * self.experts_read(tokens) * self.expert_layers
 
     def attention_flops(self, tokens: float, context: float) -> float:
-        """Return the operations of attention for `tokens` successive query tokens behind `context` tokens."""
+        """Return the operations of attention for `tokens` streams of `context` tokens, one token each."""
+        return sum(each.layers * each.flops * tokens * each.attended(context) for each in self.attention)
+
+    def prompt_flops(self, tokens: float, context: float) -> float:
+        """Return the operations of attention for a chunk of `tokens` tokens of a prompt behind `context`."""
         return sum(
-            each.layers * each.flops * tokens * each.attended(context + tokens / 2) for each in self.attention
+            each.layers
+            * (
+                (each.prompt_flops or each.flops) * each.pairs(tokens, context)
+                + each.expanded_flops * each.attended(context)
+            )
+            for each in self.attention
         )
 
     def kv_elements(self, context: float) -> float:
@@ -94,29 +119,36 @@ class ModelWork:
 
 
 def model_work(config: ModelConfig) -> ModelWork:
-    """Return the work of the language model that `config` describes."""
-    sizes, text = dimensions(config), config.text
+    """Return the work of the language model that `config` describes. Biases, norms and towers for
+    other inputs are not counted."""
+    sizes = dimensions(config)
     caches = layer_caches(config)
-    expert_layers = _expert_layers(config, sizes)
-    feed_forward = _GATED * sizes.hidden * sizes.intermediate * (sizes.layers - expert_layers)
-    shared = count(text, "n_shared_experts") * sizes.expert_size or count(
-        text, "shared_expert_intermediate_size"
-    )
-    experts = expert_layers * sizes.hidden * (_GATED * shared + sizes.experts)
-    projections = sum(_projections(cache, sizes, config) for cache in caches)
+    encodes = not caches and sizes.heads > 0
+    forward = feed_forward(config, sizes)
+    kept = (FULL,) * sizes.layers if encodes else caches
     head = float(sizes.hidden * sizes.vocabulary)
+    states = sum(cache.kind is LayerKind.RECURRENT for cache in caches)
+    state = states * state_bytes(config, EngineShape())
     return ModelWork(
         layers=sizes.layers,
         hidden=sizes.hidden,
-        dense=float(projections + feed_forward + experts),
-        head=head,
-        embedding=0.0 if text.get("tie_word_embeddings") is True else head,
-        attention=_attention(caches, sizes, config),
-        expert=float(_GATED * sizes.hidden * sizes.expert_size) if expert_layers else 0.0,
-        experts=sizes.experts if expert_layers else 0,
-        experts_per_token=sizes.experts_per_token if expert_layers else 0,
-        expert_layers=expert_layers,
+        dense=sum(projections(cache, sizes, config) for cache in kept) + forward.dense,
+        head=0.0 if encodes else head,
+        embedding=(0.0 if tied(config) and not encodes else head) + positions(config) * sizes.hidden,
+        attention=_encoder(sizes) if encodes else _attention(caches, sizes, config),
+        expert=forward.expert,
+        experts=sizes.experts if forward.expert_layers else 0,
+        experts_per_token=sizes.experts_per_token if forward.expert_layers else 0,
+        expert_layers=forward.expert_layers,
+        state_bytes=float(state),
+        state_flops=_STATE_FLOPS * state / 2,
     )
+
+
+def _encoder(sizes: Dimensions) -> tuple[AttentionWork, ...]:
+    """Every token of an encoder attends to all others, which is twice as many as in a decoder, and nothing is
+    kept."""
+    return (AttentionWork(sizes.layers, 8.0 * sizes.heads * sizes.head_size, 0.0),)
 
 
 def dense_work(*, parameters: float, layers: int, hidden: float, kv_elements: float) -> ModelWork:
@@ -124,38 +156,6 @@ def dense_work(*, parameters: float, layers: int, hidden: float, kv_elements: fl
     `hidden` is the width of all query heads, and a layer keeps `kv_elements` numbers of a token."""
     attention = AttentionWork(layers, 4.0 * hidden, kv_elements)
     return ModelWork(layers, round(hidden), float(parameters), 0.0, 0.0, (attention,))
-
-
-def _expert_layers(config: ModelConfig, sizes: Dimensions) -> int:
-    if not sizes.experts or not sizes.experts_per_token:
-        return 0
-    dense = count(config.text, "first_k_dense_replace")
-    only = config.text.get("mlp_only_layers")
-    listed = len(only) if isinstance(only, list) else 0
-    return max(0, sizes.layers - dense - listed) // (count(config.text, "decoder_sparse_step") or 1)
-
-
-def _projections(cache: LayerCache, sizes: Dimensions, config: ModelConfig) -> float:
-    """Return the parameters of one layer's projections."""
-    text, hidden = config.text, sizes.hidden
-    if cache.kind is LayerKind.RECURRENT:
-        # In and out of twice the width (Gu and Dao, Mamba, 2023, section 3.4).
-        return 6.0 * hidden * hidden
-    if cache.kind is LayerKind.MLA:
-        latent, rope = count(text, "kv_lora_rank"), count(text, "qk_rope_head_dim")
-        nope, value = count(text, "qk_nope_head_dim"), count(text, "v_head_dim")
-        queries, low = sizes.heads * (nope + rope), count(text, "q_lora_rank")
-        query = low * (hidden + queries) if low else hidden * queries
-        out = sizes.heads * value * hidden
-        return query + hidden * (latent + rope) + latent * sizes.heads * (nope + value) + out
-    kv_heads, size = _kv(cache, sizes)
-    return hidden * size * (2 * sizes.heads + 2 * kv_heads)
-
-
-def _kv(cache: LayerCache, sizes: Dimensions) -> tuple[int, int]:
-    if cache.kind is LayerKind.SLIDING:
-        return sizes.sliding_heads, sizes.sliding_size
-    return sizes.kv_heads, sizes.head_size
 
 
 def _attention(
@@ -170,8 +170,28 @@ def _attention(
 
 def _attention_of(cache: LayerCache, layers: int, sizes: Dimensions, config: ModelConfig) -> AttentionWork:
     if cache.kind is LayerKind.MLA:
-        # Queries are projected to the latent, with which keys and values are one (DeepSeek-V2, section 2.1).
-        latent = count(config.text, "kv_lora_rank")
-        return AttentionWork(layers, 2.0 * sizes.heads * (sizes.latent + latent), float(sizes.latent))
-    kv_heads, size = _kv(cache, sizes)
-    return AttentionWork(layers, 4.0 * sizes.heads * size, 2.0 * kv_heads * size, cache.window)
+        return _latent(layers, sizes, config)
+    kv_heads, size, values = kv_sizes(cache, sizes)
+    return AttentionWork(
+        layers,
+        2.0 * sizes.heads * (size + values),
+        float(kv_heads * (size + values)),
+        cache.window,
+        kv_heads=kv_heads,
+    )
+
+
+def _latent(layers: int, sizes: Dimensions, config: ModelConfig) -> AttentionWork:
+    """Streams project their queries to the latent, with which keys and values are one (DeepSeek-V2, section
+    2.1); prompts project latents to keys and values of every head, those of earlier chunks again."""
+    text = config.text
+    latent, rope = count(text, "kv_lora_rank"), count(text, "qk_rope_head_dim")
+    nope, value = count(text, "qk_nope_head_dim"), count(text, "v_head_dim")
+    return AttentionWork(
+        layers,
+        2.0 * sizes.heads * (sizes.latent + latent),
+        float(sizes.latent),
+        prompt_flops=2.0 * sizes.heads * (nope + rope + value),
+        expanded_flops=2.0 * latent * sizes.heads * (nope + value),
+        kv_heads=1,
+    )

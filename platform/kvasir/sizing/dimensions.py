@@ -54,9 +54,9 @@ def dimensions(config: ModelConfig) -> Dimensions:
     """Return the dimensions of the language model in `config`."""
     text = config.text
     hidden, heads = count(text, *_HIDDEN), count(text, *_HEADS)
-    kv_heads = (
-        1 if text.get("multi_query") is True and not count(text, *_KV_HEADS) else count(text, *_KV_HEADS)
-    )
+    # Falcon's configurations state as many KV heads as query heads beside it.
+    shared = text.get("multi_query") is True and text.get("new_decoder_architecture") is not True
+    kv_heads = 1 if shared else count(text, *_KV_HEADS)
     size = count(text, *_HEAD_SIZE) or (hidden // heads if heads else 0)
     intermediate = count(text, *_INTERMEDIATE) or 4 * hidden
     index = count(text, "index_head_dim")
