@@ -45,6 +45,11 @@ class LinearFit:
         return self.fixed_s, self.per_unit_s
 
     @property
+    def used(self) -> bool:
+        """Whether there is any measurement."""
+        return self._n > 0.0
+
+    @property
     def measured(self) -> bool:
         """Whether measurements count more than the prior."""
         return self._n > self._weight

@@ -1,12 +1,15 @@
 """The costs of work on each worker, learned from workers' measurements.
 
 Prefill, transfer, decode step and loads from each lower tier follow `seconds = fixed + per unit * units`. The
-two numbers are fitted by least squares with exponentially decaying weights, drawn towards a prior: for a pool
-on its hardware that is the roofline, for a worker the rates of its pool.
+two numbers are fitted by least squares with exponentially decaying weights, drawn towards a prior: for a
+worker that is the rates of its pool, for a pool what all pools of its model on its hardware have measured
+together, and before the first measurement the roofline of that hardware.
 
 A worker without measurements, or with about the same as its pool, has exactly the rates of its pool. If a new
 worker had the roofline's rates, the worker measured first would look better or worse than all others, and get
-all requests or none; and in an idle fleet, so would the one that looks better by a rounding error.
+all requests or none; and in an idle fleet, so would the one that looks better by a rounding error. In the
+same way, where costs decide whether a prompt is prefilled beside decoding or apart, a decode pool that has
+measured prefills must not be compared with the roofline of a prefill pool that has not.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from kvasir.core.kv import TierLoad
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import Timings, Usage
 from kvasir.ports.routing import LOWER_TIERS, FloatColumn, IntColumn, RateColumns
-from kvasir_router.decide.fits import PRIOR_WEIGHT, LinearFit, differ
+from kvasir_router.decide.fits import PRIOR_WEIGHT, Line, LinearFit, differ
 from kvasir_router.decide.links import (
     SLOWEST,
     TRANSFER_SCALE_BYTES,
@@ -64,7 +67,8 @@ _NEWS_PER_WORKER, _MOST_UNTOLD = 0.0005, 0.05
 latter at most, since publishing takes longer with more workers."""
 _MOST_IDLE_POOLS = 64
 
-_PoolKey = tuple[str, str, Hardware, KvLayout]
+_SharedKey = tuple[str, Hardware]
+_PoolKey = tuple[str, KvLayout, _SharedKey]
 
 
 def _fits(believed: CostRates, weight: float = PRIOR_WEIGHT) -> list[LinearFit]:
@@ -93,7 +97,38 @@ def _rates(fits: list[LinearFit], links: LinkRates) -> CostRates:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """The joint measurements of all pools of one model on one hardware. `drawn` are the lines to which the
+    pools were drawn last, None for what was not measured then."""
+
+    fits: list[LinearFit]
+    drawn: list[Line | None] = field(default_factory=lambda: [None for _ in _KINDS])
+    pools: list[_Pool] = field(default_factory=list)
+
+    def add(self, pool: _Pool) -> None:
+        """Begin the rates of a new pool with what others have measured."""
+        for kind, fit in enumerate(self.fits):
+            if fit.used:
+                pool.fits[kind].draw_to(*fit.line)
+                pool.published[kind].draw_to(*fit.line)
+        pool.rates = _rates(pool.published, pool.rates.links)
+        self.pools.append(pool)
+
+    def observe(self, measured_by: _Pool, kind: int, units: float, seconds: float) -> list[_Pool]:
+        """Learn from a measurement of one pool. Return the others if their priors changed."""
+        fit, drawn = self.fits[kind], self.drawn[kind]
+        fit.observe(units, seconds)
+        if len(self.pools) == 1 or (drawn and not differ(fit.line, drawn, _SCALES[kind], _MOST_UNTOLD)):
+            return []
+        self.drawn[kind] = fit.line
+        others = [pool for pool in self.pools if pool is not measured_by]
+        for pool in others:
+            pool.fits[kind].draw_to(*fit.line)
+        return others
+
+
+@dataclass(slots=True, eq=False)
 class _Pool:
     """The joint measurements of all workers of one pool on one hardware. `published` is what decisions use,
     with `rates` as its numbers."""
@@ -102,12 +137,23 @@ class _Pool:
     published: list[LinearFit]
     rates: CostRates
     links: LinkFits
+    shared: _Shared
     workers: set[str] = field(default_factory=set)
 
     @property
     def news(self) -> float:
         """The fraction by which a rate changes before it is published."""
         return min(_MOST_UNTOLD, _NEWS_PER_WORKER * len(self.workers))
+
+    def publish(self, kind: int) -> set[str]:
+        """Let decisions use the newest rates of one kind if they changed enough. Return the workers that are
+        to renew theirs."""
+        line, published = self.fits[kind].line, self.published[kind]
+        if not differ(line, published.line, _SCALES[kind], self.news):
+            return set()
+        published.draw_to(*line)
+        self.rates = _rates(self.published, self.rates.links)
+        return self.workers
 
 
 @dataclass(slots=True)
@@ -136,7 +182,8 @@ class _Worker:
 
 class RateBook:
     """The rates of every known worker; bounded by `forget`. `priors(identity)` returns the prior of the first
-    worker of a pool, by default the roofline of its hardware, and `links(identity)` that of its links."""
+    worker of a pool where nothing is measured, by default the roofline of its hardware, and `links(identity)`
+    that of its links."""
 
     def __init__(
         self,
@@ -145,19 +192,28 @@ class RateBook:
     ) -> None:
         self._priors = priors
         self._links = links
+        self._shared: dict[_SharedKey, _Shared] = {}
         self._pools: dict[_PoolKey, _Pool] = {}
         self._workers: dict[str, _Worker] = {}
 
     def join(self, worker_id: str, identity: WorkerIdentity) -> CostRates:
         """Add a worker without measurements, under its session id."""
-        key = (identity.pool, identity.model, identity.hardware, identity.kv)
+        key = (identity.pool, identity.kv, (identity.model, identity.hardware))
         pool = self._pools.get(key)
         if pool is None:
-            prior = self._priors(identity)._replace(links=self._links(identity))
-            pool = self._pools[key] = _Pool(_fits(prior), _fits(prior), prior, LinkFits(prior.links))
+            pool = self._pools[key] = self._new_pool(identity, key[-1])
         self._workers[worker_id] = _Worker(pool, _fits(pool.rates, POOL_WEIGHT), pool.rates)
         pool.workers.add(worker_id)
         return pool.rates
+
+    def _new_pool(self, identity: WorkerIdentity, key: _SharedKey) -> _Pool:
+        prior = self._priors(identity)._replace(links=self._links(identity))
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(_fits(prior))
+        pool = _Pool(_fits(prior), _fits(prior), prior, LinkFits(prior.links), shared)
+        shared.add(pool)
+        return pool
 
     def rates(self, worker_id: str) -> CostRates:
         """Return the current estimate for a worker that has joined. Raises KeyError for another."""
@@ -171,7 +227,10 @@ class RateBook:
         worker.pool.workers.discard(worker_id)
         idle = [key for key, pool in self._pools.items() if not pool.workers]
         for key in idle[:-_MOST_IDLE_POOLS]:
-            del self._pools[key]
+            shared = self._shared[key[-1]]
+            shared.pools.remove(self._pools.pop(key))
+            if not shared.pools:
+                del self._shared[key[-1]]
 
     def observe(
         self,
@@ -231,11 +290,8 @@ class RateBook:
         own.observe(units, seconds, drawn_to=together)
         (worker.apart.add if differ(own.line, together.line, scale, _APART) else worker.apart.discard)(kind)
         news.add(worker_id)
-        published = pool.published[kind]
-        if differ(together.line, published.line, scale, pool.news):
-            published.draw_to(together.fixed_s, together.per_unit_s)
-            pool.rates = _rates(pool.published, pool.rates.links)
-            news |= pool.workers
+        for each in (pool, *pool.shared.observe(pool, kind, units, seconds)):
+            news |= each.publish(kind)
 
     def _learn_link(
         self, worker_id: str, link: LinkClass, moved_bytes: float, seconds: float, now: float

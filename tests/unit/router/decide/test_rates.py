@@ -33,7 +33,7 @@ MIB = 1 << 20
 def book(make_identity: MakeIdentity) -> RateBook:
     book = RateBook(lambda identity: PRIOR)
     book.join("w", make_identity("w"))
-    book.join("other", replace(make_identity("other"), pool="another"))
+    book.join("other", replace(make_identity("other"), model="another"))
     return book
 
 
@@ -195,12 +195,71 @@ def test_pools_without_workers_are_not_remembered_for_ever(
     book: RateBook, make_identity: MakeIdentity
 ) -> None:
     for number in range(200):
-        identity = replace(make_identity("x"), pool=f"pool-{number}")
+        identity = replace(make_identity("x"), model=f"model-{number}")
         book.join("x", identity)
         book.observe("x", Usage(prompt_tokens=100), Timings(prefill_s=9.0), streams=0)
         book.forget("x")
-    assert book.join("x", replace(make_identity("x"), pool="pool-0")) == PRIOR
-    assert book.join("y", replace(make_identity("y"), pool="pool-199")) != PRIOR
+    assert book.join("x", replace(make_identity("x"), model="model-0")) == PRIOR
+    assert book.join("y", replace(make_identity("y"), model="model-199")) != PRIOR
+
+
+@pytest.fixture
+def prefill_pool(make_identity: MakeIdentity) -> WorkerIdentity:
+    """A pool of the model and hardware of `w`, with blocks of its own."""
+    identity = make_identity("p")
+    return replace(identity, pool="prefill", kv=replace(identity.kv, tensor_parallel_size=2))
+
+
+def measure_prefills(book: RateBook, worker_id: str, token_s: float, times: int = 20) -> None:
+    for tokens in (100, 2000, 400, 1000) * (times // 4):
+        book.observe(
+            worker_id, Usage(prompt_tokens=tokens), Timings(prefill_s=0.02 + tokens * token_s), streams=0
+        )
+
+
+def test_a_pool_that_has_measured_nothing_expects_what_another_on_its_hardware_has_measured(
+    book: RateBook, prefill_pool: WorkerIdentity
+) -> None:
+    """A decode pool that prefills at a tenth of the roofline says so of the prefill pool as well."""
+    book.join("p", prefill_pool)
+    measure_prefills(book, "w", 10 * PRIOR.prefill_token_s)
+    assert prefill_s(book.rates("p"), 1000) == pytest.approx(prefill_s(book.rates("w"), 1000), rel=0.06)
+    assert step_s(book.rates("p"), 4) == step_s(PRIOR, 4)
+    assert book.rates("other") == PRIOR
+
+
+def test_a_pool_that_joins_late_begins_with_what_another_on_its_hardware_has_measured(
+    book: RateBook, prefill_pool: WorkerIdentity
+) -> None:
+    measure_prefills(book, "w", 10 * PRIOR.prefill_token_s)
+    late = book.join("p", prefill_pool)
+    assert prefill_s(late, 1000) == pytest.approx(prefill_s(book.rates("w"), 1000), rel=0.01)
+    assert late.step_fixed_s == PRIOR.step_fixed_s
+    elsewhere = replace(prefill_pool, hardware=Hardware("H200", 1, 9.9e14, 4.8e12))
+    assert book.join("h200", elsewhere) == PRIOR
+
+
+def test_a_pool_that_measures_for_itself_follows_its_own_measurements(
+    book: RateBook, prefill_pool: WorkerIdentity
+) -> None:
+    book.join("p", prefill_pool)
+    for _ in range(20):
+        measure_prefills(book, "w", 0.01, times=4)
+        measure_prefills(book, "p", 0.002, times=4)
+    assert prefill_s(book.rates("w"), 1000) == pytest.approx(10.02, rel=0.05)
+    assert prefill_s(book.rates("p"), 1000) == pytest.approx(2.02, rel=0.05)
+
+
+def test_pools_of_one_hardware_tell_each_other_only_what_has_changed(
+    book: RateBook, prefill_pool: WorkerIdentity
+) -> None:
+    book.join("p", prefill_pool)
+    told = [
+        book.observe("w", Usage(prompt_tokens=size), Timings(prefill_s=size * 1e-4), streams=0)
+        for size in (1000, 2000, 100, 400) * 15
+    ]
+    assert told[0] == {"w", "p"}
+    assert not any("p" in workers for workers in told[40:])
 
 
 def test_each_tiers_rate_is_learned_from_what_its_counters_have_grown_by(book: RateBook) -> None:

@@ -429,7 +429,9 @@ def test_a_worker_that_is_gone_takes_its_report_along(stage: Stage) -> None:
 # -- rates -----------------------------------------------------------------------------------------
 
 
-def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other_pool(stage: Stage) -> None:
+def test_measured_rates_reach_all_ranks_of_their_worker_and_pools_that_have_measured_nothing(
+    stage: Stage,
+) -> None:
     stage.join("a", ranks=2)
     stage.join("b", role=P, ranks=2)
     for _ in range(50):
@@ -437,9 +439,8 @@ def test_measured_rates_reach_all_ranks_of_their_worker_and_no_other_pool(stage:
         stage.fleet.measured(RoutingTarget("a", 1), usage, Timings(prefill_s=3.0))
     seen = stage.look(ask())
     took = seen.rates.prefill_fixed_s + 1000 * seen.rates.prefill_token_s
-    prior = CostRates()
-    assert took[:2].tolist() == pytest.approx([3.0, 3.0], rel=0.05)
-    assert took[2:].tolist() == pytest.approx([prior.prefill_fixed_s + 1000 * prior.prefill_token_s] * 2)
+    assert took.tolist() == pytest.approx([3.0] * 4, rel=0.05)
+    assert seen.rates.step_fixed_s.tolist() == [CostRates().step_fixed_s] * 4
 
 
 def test_rates_are_learned_under_the_id_of_the_session_whatever_the_worker_calls_itself(
