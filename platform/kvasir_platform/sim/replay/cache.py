@@ -88,6 +88,17 @@ class BlockCache:
         self._evict()
         return True
 
+    @property
+    def room(self) -> int:
+        """Blocks of the device that no running request uses; some may be cached."""
+        return self._device_blocks - len(self._used) - self._private
+
+    def resize(self, blocks: int) -> None:
+        """Reserve more blocks for running requests, within `room`, or give some back if negative."""
+        self._private += blocks
+        if blocks > 0:
+            self._evict()
+
     def fill(self, names: Sequence[int]) -> int:
         """Mark these reserved blocks as computed. Return how many were new: the others were cached already,
         and their room stays with the request."""
