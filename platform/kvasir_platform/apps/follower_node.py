@@ -15,6 +15,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.pod import POD, at_pod
+from kvasir_platform.apps.common.prefix_caching import with_possible_caching
 from kvasir_platform.apps.common.weight_reading import with_strategy
 from kvasir_platform.apps.worker_node import worker_view
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
@@ -41,6 +42,7 @@ async def follow(deployment: Deployment, pool_name: str, rank: int, leader: Node
     whole = at_pod(deployment, os.environ)
     view = worker_view(whole, pool_name, max(1, int(usable_cpus())), alone=alone)
     free = available_memory()[0]
+    view = with_possible_caching(view, pool_name)
     view = with_kv_size(whole, view, pool_name, free=free, alone=alone)
     view = with_strategy(view, pool_name, free=free)
     from kvasir_workers.engines.vllm.follower import follow as follow_vllm

@@ -40,6 +40,7 @@ from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.locality import locality_of
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.common.pod import POD, at_pod, host_port
+from kvasir_platform.apps.common.prefix_caching import with_possible_caching
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.apps.common.weight_reading import with_strategy
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
@@ -153,6 +154,7 @@ class WorkerNode:
         files = worker_files(deployment, pool_name)
         view = worker_view(deployment, pool_name, max(1, int(usable_cpus())), alone=alone)
         free = available_memory()[0]
+        view = with_possible_caching(view, pool_name)
         view = with_kv_size(deployment, view, pool_name, free=free, alone=alone)
         view = with_strategy(view, pool_name, free=free)
         locality = locality_of(deployment.pool(pool_name), os.environ, nics())

@@ -55,6 +55,12 @@ CUDA_MEMORY = (
     ("kind", "message", "sentence", "remedy"),
     [
         (
+            "NotImplementedError",
+            "No MXFP4 MoE backend supports the deployment configuration. weight_key=kMxfp4Static, ",
+            "vLLM has no kernel for weights in MXFP4 on this processor",
+            "take the model in bfloat16",
+        ),
+        (
             "ValueError",
             TOO_LITTLE_KV,
             "one request of 4096 tokens needs 0.01 GiB of KV cache, and 0.0 GiB are available",

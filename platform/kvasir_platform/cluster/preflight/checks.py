@@ -15,6 +15,7 @@ from kvasir.config.spec.deployment import Deployment, is_loopback
 from kvasir.core.requests import Role
 from kvasir.core.size_text import size_text
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
+from kvasir_platform.cluster.preflight.cpu_kernels import cpu_kernel_findings
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import MIB, needed_bytes, replica_bytes
 from kvasir_platform.cluster.preflight.gpu_memory import gpu_memory_findings
@@ -152,6 +153,8 @@ def _models(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
             lacks_torchvision=on_cpu and "torchvision" not in machine.installed,
         )
         yield from movement_findings(view, machine.model_of(view))
+        if on_cpu:
+            yield from cpu_kernel_findings(view, machine.model_of(view), amx=machine.amx)
 
 
 def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:

@@ -1,4 +1,5 @@
-"""The number of CPUs that this process may use, from which numbers of processes and threads are derived."""
+"""The CPUs that this process may use: their number, from which numbers of processes and threads are derived,
+and whether they have the instructions that some kernels need."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_cpus(cgroup: Path = CGROUP) -> float:
@@ -18,3 +20,12 @@ def usable_cpus(cgroup: Path = CGROUP) -> float:
     except (OSError, ValueError):
         pass
     return cpus
+
+
+def has_amx(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether the CPU has AMX, Intel's instructions for matrices."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("flags") and "amx_tile" in line.split() for line in lines)

@@ -63,9 +63,9 @@ class MachineFacts:
     """The machine's properties that a deployment depends on. Sizes in bytes; `memory_limit` names what bounds
     the available memory. `model` is the deployment's first, and `further_models` are the others by name.
     `installed` and `pinned` map distributions to versions, the latter as this release of Kvasir requires
-    them; `modules` are those of the Python modules with kernels that are installed. `gpu_devices` are the
-    names of GPUs, "" for one whose name is unknown. `limits_problem` is why the Redis of rate limits cannot
-    be reached."""
+    them; `modules` are those of the Python modules with kernels that are installed; `amx`: the CPU has AMX.
+    `gpu_devices` are the names of GPUs, "" for one whose name is unknown. `limits_problem` is why the Redis
+    of rate limits cannot be reached."""
 
     system: str
     cpus: float
@@ -82,6 +82,7 @@ class MachineFacts:
     installed: dict[str, str] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
+    amx: bool = False
     native: bool = True
     named_files: tuple[FileProbe, ...] = ()
     tiers: TierProbe = TierProbe()

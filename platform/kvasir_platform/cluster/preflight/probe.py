@@ -30,7 +30,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
 from kvasir.sizing.weights import stated_parts, weight_parts
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
-from kvasir_platform.cluster.preflight.cpus import usable_cpus
+from kvasir_platform.cluster.preflight.cpus import has_amx, usable_cpus
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.host_memory import CGROUP, available_memory
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
@@ -62,6 +62,7 @@ def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
         installed=installed_packages(),
         pinned=_pinned(),
         modules=frozenset(filter(has_module, KERNEL_MODULES)),
+        amx=has_amx(),
         native=IS_NATIVE,
         named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
         tiers=probe_tiers(deployment.tiers),

