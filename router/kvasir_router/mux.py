@@ -22,6 +22,7 @@ from kvasir.ports.router import (
     BrownoutView,
     DecisionRecord,
     LinkTransfers,
+    RegretView,
     StreamSink,
     WorkerView,
 )
@@ -69,6 +70,10 @@ class RouterMux:
         """See RouterPort."""
         found = (router.explain(request_id) for router in self._routers)
         return next((record for record in found if record is not None), None)
+
+    def regret(self) -> dict[str, RegretView]:
+        """See RouterPort."""
+        return {model: view for router in self._routers for model, view in router.regret().items()}
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """See RouterPort."""

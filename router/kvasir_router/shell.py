@@ -27,6 +27,7 @@ from kvasir.ports.router import (
     BrownoutView,
     DecisionRecord,
     LinkTransfers,
+    RegretView,
     RequestSummary,
     StreamSink,
     WorkerView,
@@ -163,6 +164,10 @@ class Router:
     def explain(self, request_id: str) -> DecisionRecord | None:
         """See RouterPort."""
         return self._decisions.explain(request_id)
+
+    def regret(self) -> dict[str, RegretView]:
+        """See RouterPort."""
+        return {self._registry.model: self._decisions.regret()}
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """See RouterPort."""

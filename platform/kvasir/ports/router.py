@@ -6,7 +6,7 @@ The edge can run in the same process or in another one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvasir.core.adapters import HeldAdapter
@@ -24,10 +24,12 @@ class RequestSummary:
 
     Times are readings of the router's clock in seconds; None for stages that the request did not reach.
     `route_s` is the duration of the last decision, `tier_s` the wait for KV from tiers, and `transfer_s` the
-    decode worker's measured wait for KV. `retries` counts starts after a failure before the first token,
-    `migrations` failovers after the loss of a worker. `outcome` is "ok" or a stable error code. `brownout` is
-    BrownoutView.text at arrival. `refused`: the request was not accepted, as if `submit` had raised; set only
-    by a router in another process.
+    decode worker's measured wait for KV, of which `pulled_s` is without the time in which the prompt was
+    still being computed. By the workers' measure, the request waited `waited_s` for their engines, and its
+    prompt was computed in `computed_s`. `finish` is the finish reason of the last choice, "" without one.
+    `retries` counts starts after a failure before the first token, `migrations` failovers after the loss of a
+    worker. `outcome` is "ok" or a stable error code. `brownout` is BrownoutView.text at arrival. `refused`:
+    the request was not accepted, as if `submit` had raised; set only by a router in another process.
     """
 
     request_id: str
@@ -52,6 +54,10 @@ class RequestSummary:
     route_s: float = 0.0
     tier_s: float = 0.0
     refused: bool = False
+    waited_s: float = 0.0
+    computed_s: float = 0.0
+    pulled_s: float = 0.0
+    finish: str = ""
 
     @property
     def ttft_s(self) -> float | None:
@@ -157,7 +163,10 @@ class DecisionRecord:
     this request from 1; only the last is kept. `queued_s` is the time from arrival to decision;
     `predicted_ttft_s` counts from the decision, `actual_ttft_s` from arrival. `actual_itl_s` is the mean ITL.
     Tier tokens are the part of the cached tokens that comes from tiers. Actual values are None until they are
-    known; `omitted` counts candidates that are left out of the parts to keep records small."""
+    known; `omitted` counts candidates that are left out of the parts to keep records small. `regret_s` is
+    None for a decision that is not judged (see kvasir_router.decide.regret), `regret_causes` has the causes
+    with a part of it; `better` are the part and worker of what would have cost less, with the TTFT from the
+    decision that it would have had."""
 
     request_id: str
     policy: str
@@ -185,6 +194,25 @@ class DecisionRecord:
     predicted_tier_tokens: int = 0
     actual_tier_tokens: int | None = None
     slo_met: bool | None = None
+    regret_s: float | None = None
+    regret_causes: dict[str, float] = field(default_factory=dict)
+    better: tuple[str, ...] = ()
+    better_ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegretView:
+    """The regret of a router's decisions for one model: how many were judged, how many had any, and the sum
+    in seconds by cause. The counts only grow."""
+
+    judged: int = 0
+    regretted: int = 0
+    causes: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """The sum over all causes."""
+        return sum(self.causes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +380,10 @@ class RouterPort(RequestPort, Protocol):
 
     def explain(self, request_id: str) -> DecisionRecord | None:
         """Return the decision for a request in flight or among the last ended ones, else None."""
+        ...
+
+    def regret(self) -> Mapping[str, RegretView]:
+        """Return the regret of all decisions since the start, by model."""
         ...
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:

@@ -66,6 +66,7 @@ TERMS: tuple[str, ...] = (
 )
 # The terms of each part are adjacent, so that one slice returns them.
 _DECODE, _WHOLE, _PREFILL = slice(0, 6), slice(4, 13), slice(6, 13)
+DECODE_TERMS, WHOLE_TERMS, PREFILL_TERMS = TERMS[_DECODE], TERMS[_WHOLE], TERMS[_PREFILL]
 _SLO = 3
 """The column of `slo_s` in either part of a disaggregated request."""
 _MISSING = len(TERMS)
@@ -140,11 +141,17 @@ class CostPolicy:
         both = len(may.prefill) + len(may.decode) > len(candidates)
         terms = self._terms(request, candidates, whole=both or len(may.full) > 0)
         best = self._apart(request, candidates, may, terms) if apart else None
+        other: _Choice | None = None
         if len(may.full):
             whole = self._whole(request, candidates, may.full, terms)
             if best is None or whole.cost <= best.cost:
-                best = whole
-        return None if best is None else _plan(request, candidates, best, terms)
+                best, other = whole, best
+            else:
+                other = whole
+        if best is None:
+            return None
+        tables = best.tables if other is None else (*best.tables, *other.tables)
+        return _plan(request, candidates, best, terms, tables)
 
     def missing(self, prefills: Sequence[bool], decodes: Sequence[bool], worker: Sequence[int]) -> str | None:
         """See RoutingPolicy."""
@@ -346,7 +353,13 @@ def _cheapest(rows: IntColumn, costs: FloatColumn, most: int) -> IntColumn:
     return kept
 
 
-def _plan(request: RequestView, candidates: Candidates, choice: _Choice, terms: FloatColumn) -> Plan:
+def _plan(
+    request: RequestView,
+    candidates: Candidates,
+    choice: _Choice,
+    terms: FloatColumn,
+    tables: tuple[TermTable, ...],
+) -> Plan:
     row = choice.decode if choice.prefill is None else choice.prefill
     cached = request.prompt_tokens - round(terms.item(_MISSING, row))
     mode = "aggregated" if choice.prefill is None else "disaggregated"
@@ -357,7 +370,7 @@ def _plan(request: RequestView, candidates: Candidates, choice: _Choice, terms: 
         predicted_cached_tokens=cached,
         predicted_ttft_s=choice.ttft_s,
         predicted_tier_tokens=_by_tier(candidates, row, cached - candidates.cached_tokens.item(row)),
-        tables=choice.tables,
+        tables=tables,
     )
 
 

@@ -1,115 +1,19 @@
-"""Records why each request ran where it ran, for `kvasir explain`.
+"""Records why each request ran where it ran, for `kvasir explain`, and what its regret was.
 
-Few of many decisions are ever looked up, so a decision is kept as its arrays, trimmed to the best places, and
-is converted to a record on request. Decisions of requests in flight are always kept, and of ended ones as
-many as the deployment spec says.
+Decisions of requests in flight are always kept, and of ended ones as many as the deployment spec says.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Callable
 
-import numpy as np
+from kvasir.ports.router import DecisionRecord, RegretView, RequestSummary
+from kvasir.ports.routing import Candidates, Plan, RequestView
+from kvasir_router.fleet.decision_entry import About, Decided, DecisionEntry, record_of
+from kvasir_router.fleet.judgement import RegretTotals, judge, places_of
 
-from kvasir.core.locality import LinkClass
-from kvasir.core.requests import SloClass
-from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord, RequestSummary
-from kvasir.ports.routing import (
-    SCORE,
-    Candidates,
-    FloatColumn,
-    Plan,
-    RequestView,
-    RoutingTarget,
-    TermTable,
-)
-from kvasir.telemetry.reasons import OK
-
-PLACES = 16
-"""Number of places kept per part."""
-
-_FACTS = (
-    "cached_tokens",
-    "queued_prefill_tokens",
-    "waiting",
-    "streams",
-    "reserved_kv_tokens",
-    "held_tokens",
-    "kv_tokens",
-)
-_FACTS_OF = attrgetter(*_FACTS)
-_TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
-
-About = Callable[[str], tuple[str, str]]
-"""A worker's pool, and how well the router knows its cache."""
-
-
-class Decided(NamedTuple):
-    """Arrival and decision of a request on the router's clock, and the duration of the decision in seconds of
-    the stopwatch."""
-
-    arrival_s: float
-    now_s: float
-    took_s: float
-
-
-class _Entry:
-    """One decision. The rows of its tables are places in `targets`. For the same places, `about` has the pool
-    and the KV state, `facts` a row for each of _FACTS, and `tiers` a column for each of _TIERS."""
-
-    __slots__ = (
-        "about",
-        "attempt",
-        "decided",
-        "facts",
-        "omitted",
-        "output_tokens",
-        "plan",
-        "prompt_tokens",
-        "slo",
-        "summary",
-        "tables",
-        "targets",
-        "tiers",
-    )
-
-    def __init__(
-        self,
-        request: RequestView,
-        candidates: Candidates,
-        plan: Plan,
-        *,
-        decided: Decided,
-        attempt: int,
-        about: About,
-    ) -> None:
-        # The request itself is not kept: its block hashes are as long as its prompt.
-        self.prompt_tokens: int = request.prompt_tokens
-        self.output_tokens: int = request.output_tokens
-        self.slo: SloClass = request.slo
-        self.decided = decided
-        self.attempt = attempt
-        self.summary: RequestSummary | None = None
-        tables = plan.tables or _unscored(candidates, plan)
-        self.omitted: int = sum([max(0, len(table.rows) - PLACES) for table in tables])
-        self.facts = np.array(_FACTS_OF(candidates))
-        self.tiers = candidates.tier_tokens.copy()
-        self.targets = candidates.targets
-        if len(candidates) > PLACES:
-            # The kept arrays must not grow with the fleet.
-            tables = tuple([_trimmed(table, candidates, plan) for table in tables])
-            rows = np.concatenate([table.rows for table in tables])
-            self.facts, self.tiers = self.facts[:, rows], self.tiers[rows]
-            self.targets = tuple([candidates.targets[row] for row in rows.tolist()])
-            tables = _renumbered(tables)
-            plan = replace(plan, tables=())
-        self.plan = plan
-        self.tables = tables
-        self.about = [about(target.worker_id) for target in self.targets]
+__all__ = ["About", "Decided", "DecisionLog"]
 
 
 class DecisionLog:
@@ -130,8 +34,9 @@ class DecisionLog:
         self._capacity = capacity
         self._policy = policy
         self._on_decision = on_decision
-        self._live: dict[str, _Entry] = {}
-        self._ended: OrderedDict[str, _Entry] = OrderedDict()
+        self._live: dict[str, DecisionEntry] = {}
+        self._ended: OrderedDict[str, DecisionEntry] = OrderedDict()
+        self._totals = RegretTotals()
         self.stopwatch = stopwatch
 
     def __len__(self) -> int:
@@ -152,135 +57,31 @@ class DecisionLog:
             return
         before = self._live.get(request.request_id)
         attempt = 1 if before is None else before.attempt + 1
-        self._live[request.request_id] = _Entry(
+        self._live[request.request_id] = DecisionEntry(
             request, candidates, plan, decided=decided, attempt=attempt, about=about
         )
 
-    def ended(self, summary: RequestSummary) -> None:
-        """Record the outcome; requests without a decision are ignored."""
+    def ended(self, summary: RequestSummary) -> DecisionEntry | None:
+        """Record the outcome. Return the decision; None for a request without one, which is ignored."""
         entry = self._live.pop(summary.request_id, None)
         if entry is None:
-            return
+            return None
         entry.summary = summary
+        entry.regret = judge(entry, summary)
+        if entry.regret is not None:
+            self._totals.add(entry.regret)
+            entry.better = places_of(entry, entry.regret) if entry.regret.seconds else ()
         self._ended.pop(summary.request_id, None)
         self._ended[summary.request_id] = entry
         if len(self._ended) > self._capacity:
             self._ended.popitem(last=False)
+        return entry
+
+    def regret(self) -> RegretView:
+        """Return the regret of all decisions so far."""
+        return self._totals.view()
 
     def explain(self, request_id: str) -> DecisionRecord | None:
         """Return the record of a request in flight or recently ended; None for another."""
         entry = self._live.get(request_id) or self._ended.get(request_id)
-        return None if entry is None else _record(request_id, self._policy, entry)
-
-
-def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:
-    """Tables of the eligible places without terms, for a policy that makes none."""
-    if plan.prefill is None:
-        parts = [("whole", candidates.decodes)]
-    else:
-        parts = [("prefill", candidates.prefills), ("decode", candidates.decodes)]
-    eligible = [(part, np.flatnonzero(may)) for part, may in parts]
-    return tuple([TermTable(part, "", rows, (), np.zeros((len(rows), 0))) for part, rows in eligible])
-
-
-def _chosen(part: str, plan: Plan) -> RoutingTarget | None:
-    """Return the target that the plan chose for a part; None for a part that is not run."""
-    if part == "prefill":
-        return plan.prefill
-    return plan.decode if (part == "whole") == (plan.prefill is None) else None
-
-
-def _costs(table: TermTable) -> FloatColumn:
-    """Return the sums of the terms; the smallest is best."""
-    totals: FloatColumn = table.values.sum(axis=1)
-    return -totals if table.unit == SCORE else totals
-
-
-def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
-    """Return the table with its best rows, which always include the chosen one."""
-    if len(table.rows) <= PLACES:
-        return table
-    best = np.argpartition(_costs(table), PLACES - 1)[:PLACES]
-    target = _chosen(table.part, plan)
-    if target is not None and target not in [candidates.targets[row] for row in table.rows[best].tolist()]:
-        (at,) = np.nonzero(table.rows == candidates.targets.index(target))
-        best[-1:] = at
-    links = None if table.links is None else table.links[best]
-    return TermTable(table.part, table.unit, table.rows[best], table.names, table.values[best], links)
-
-
-def _renumbered(tables: tuple[TermTable, ...]) -> tuple[TermTable, ...]:
-    """Return the tables with rows numbered consecutively."""
-    ends = np.cumsum([len(table.rows) for table in tables]).tolist()
-    return tuple(
-        [
-            replace(table, rows=np.arange(end - len(table.rows), end))
-            for table, end in zip(tables, ends, strict=True)
-        ]
-    )
-
-
-def _record(request_id: str, policy: str, entry: _Entry) -> DecisionRecord:
-    plan, decided, summary = entry.plan, entry.decided, entry.summary
-    well = summary is not None and summary.outcome == OK
-    return DecisionRecord(
-        request_id=request_id,
-        policy=policy,
-        reason=plan.reason,
-        mode=plan.mode,
-        decided_s=decided.now_s,
-        decided_in_s=decided.took_s,
-        attempt=entry.attempt,
-        prompt_tokens=entry.prompt_tokens,
-        expected_output_tokens=entry.output_tokens,
-        slo=entry.slo.name,
-        prefill_worker=None if plan.prefill is None else plan.prefill.worker_id,
-        decode_worker=plan.decode.worker_id,
-        predicted_cached_tokens=plan.predicted_cached_tokens,
-        predicted_ttft_s=plan.predicted_ttft_s,
-        parts=tuple(_parts(entry)),
-        omitted=entry.omitted,
-        queued_s=decided.now_s - decided.arrival_s,
-        slo_ttft_s=entry.slo.ttft_s,
-        slo_itl_s=entry.slo.itl_s,
-        outcome=None if summary is None else summary.outcome,
-        actual_cached_tokens=summary.usage.cached_tokens if summary is not None and well else None,
-        predicted_tier_tokens=sum(plan.predicted_tier_tokens),
-        actual_tier_tokens=summary.usage.tier_tokens if summary is not None and well else None,
-        actual_ttft_s=None if summary is None else summary.ttft_s,
-        actual_itl_s=None if summary is None else summary.itl_s,
-        slo_met=None if summary is None else summary.slo_met,
-    )
-
-
-def _parts(entry: _Entry) -> Iterator[PhaseRecord]:
-    for table in entry.tables:
-        target = _chosen(table.part, entry.plan)
-        ranked: list[tuple[float, bool, CandidateRecord]] = []
-        links = [None] * len(table.rows) if table.links is None else table.links.tolist()
-        for row, values, cost, link in zip(
-            table.rows.tolist(), table.values, _costs(table), links, strict=True
-        ):
-            place = _place(entry, row, table, values, target)
-            if link is not None:
-                place = replace(place, link=LinkClass(link).label)
-            ranked.append((float(cost), not place.chosen, place))
-        ranked.sort(key=lambda each: each[:2])
-        yield PhaseRecord(table.part, table.unit, tuple(place for *_, place in ranked))
-
-
-def _place(
-    entry: _Entry, row: int, table: TermTable, values: FloatColumn, chosen: RoutingTarget | None
-) -> CandidateRecord:
-    target, (pool, kv_state) = entry.targets[row], entry.about[row]
-    facts = (*entry.facts[:, row].tolist(), *entry.tiers[row].tolist())
-    return CandidateRecord(
-        worker_id=target.worker_id,
-        rank=target.rank,
-        pool=pool,
-        kv_state=kv_state,
-        facts=dict(zip((*_FACTS, *_TIERS), map(float, facts), strict=True)),
-        terms=dict(zip(table.names, map(float, values), strict=True)),
-        total=float(values.sum()),
-        chosen=target == chosen,
-    )
+        return None if entry is None else record_of(request_id, self._policy, entry)

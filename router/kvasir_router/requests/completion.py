@@ -72,6 +72,7 @@ class Completion(CompletionBase[RequestState]):
     def finish(self, state: RequestState, delta: Delta, now: float) -> None:
         """End the request well, with its last delta."""
         target = self._legs.ended(state).target
+        state.finish = delta.finish or ""
         if delta.usage is not None:
             usage = state.merged(delta.usage)
             if state.prefilled:

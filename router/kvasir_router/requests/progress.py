@@ -80,7 +80,7 @@ class Progress:
         state.prefill_done_s = now if state.prefill_done_s is None else state.prefill_done_s
         state.prefill_usage = delta.usage
         if delta.usage is not None and delta.timings is not None:
-            state.prefill_tier_s = delta.timings.tier_s
+            state.prefill_timings = delta.timings
             self._fleet.measured(source, delta.usage, delta.timings, state.charges)
         if beside:
             state.overlap_s = now - state.decode_s

@@ -111,9 +111,10 @@ class RequestState:
     prefill_done_s: float | None = None
     first_token_s: float | None = None
     prefill_usage: Usage | None = None
-    prefill_tier_s: float = 0.0
+    prefill_timings: Timings = field(default_factory=Timings)
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
+    finish: str = ""
 
     def __post_init__(self) -> None:
         self.current = self.request
@@ -214,7 +215,7 @@ class RequestState:
         self.streaming = False
         self.hedge_at = None
         self.prefill_usage = None
-        self.prefill_tier_s = 0.0
+        self.prefill_timings = Timings()
         self.usage = Usage()
         self.timings = Timings()
         self.overlap_s = 0.0
@@ -264,6 +265,8 @@ class RequestState:
     def summary(self, outcome: str, now: float) -> RequestSummary:
         """The summary as of now."""
         plan, request = self.plan, self.request
+        first, timings = self.prefill_timings, self.timings
+        apart = plan is not None and plan.prefill is not None
         return RequestSummary(
             request_id=request.request_id,
             model=request.model,
@@ -285,7 +288,11 @@ class RequestState:
             slo=request.slo,
             brownout=self.brownout,
             route_s=self.route_s,
-            tier_s=self.prefill_tier_s + self.timings.tier_s,
+            tier_s=first.tier_s + timings.tier_s,
+            waited_s=first.queue_s + max(0.0, timings.queue_s - self.overlap_s),
+            computed_s=first.prefill_s if apart else timings.prefill_s,
+            pulled_s=self.beyond_prefill(timings).transfer_s,
+            finish=self.finish,
         )
 
 

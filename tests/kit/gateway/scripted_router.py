@@ -19,6 +19,7 @@ from kvasir.ports.router import (
     AdmissionView,
     BrownoutView,
     DecisionRecord,
+    RegretView,
     RequestSummary,
     ServedAdapter,
     StreamSink,
@@ -172,6 +173,7 @@ class ScriptedRouter:
         self.browned_out = NO_BROWNOUT
         self.views: list[WorkerView] = []
         self.records: dict[str, DecisionRecord] = {}
+        self.regrets: dict[str, RegretView] = {}
         self.drains: list[tuple[str, bool, str]] = []
         self.reason: str | None = None
         self.reasons: dict[str, str | None] = {}
@@ -203,6 +205,10 @@ class ScriptedRouter:
     def explain(self, request_id: str) -> DecisionRecord | None:
         """What `records` has."""
         return self.records.get(request_id)
+
+    def regret(self) -> dict[str, RegretView]:
+        """`regrets`."""
+        return self.regrets
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """Record the request to drain, or raise `refusal` if one is set."""

@@ -21,7 +21,8 @@ from kvasir.ports.routing import (
     RoutingTarget,
     TermTable,
 )
-from kvasir_router.fleet.decision_log import PLACES, Decided, DecisionLog
+from kvasir_router.fleet.decision_entry import PLACES, Decided
+from kvasir_router.fleet.decision_log import DecisionLog
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
 DECIDED = Decided(arrival_s=9.5, now_s=10.0, took_s=20e-6)
