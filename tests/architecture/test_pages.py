@@ -19,7 +19,7 @@ from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import EngineLoad
 from kvasir.native import TreeStats
-from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, WorkerView
+from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, RegretView, WorkerView
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import OK, REASONS
 from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, TenantUsage
@@ -43,6 +43,7 @@ def every_series() -> set[str]:
     metrics.workers([WorkerView("w", "a", "p", "ready", load=load, kv=KvStatus(KvState.EXACT, "", 0.0))])
     metrics.track_index(lambda: TreeStats(*[0] * 9))
     metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))
+    metrics.track_regret(lambda: {"m": RegretView(causes={"queue": 0.0})})
     metrics.track_links(lambda: {"m": {LinkClass.RACK: LinkTransfers()}})
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, applied=True)}, lambda: 0.0)

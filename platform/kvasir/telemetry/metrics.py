@@ -12,7 +12,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from kvasir.core.demand import PoolPlan
-from kvasir.ports.router import Accounting, AdmissionView, RequestSummary, WorkerView
+from kvasir.ports.router import Accounting, AdmissionView, RegretView, RequestSummary, WorkerView
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
 from kvasir.telemetry.router_series import (
@@ -22,6 +22,7 @@ from kvasir.telemetry.router_series import (
     LINKS,
     PLANNER,
     POOLS,
+    REGRET,
     IndexStats,
     ScalingStats,
     TransfersByLink,
@@ -63,6 +64,7 @@ class Metrics:
         self._accounting = collector(ACCOUNTING)
         self._admission = collector(ADMISSION)
         self._links = collector(LINKS)
+        self._regret = collector(REGRET)
         self._scaling = collector(POOLS, PLANNER)
         self._tenants = collector(USAGE, LIMITS)
         self._tokenizer = collector(TOKENIZERS)
@@ -137,6 +139,10 @@ class Metrics:
     def track_links(self, read: Callable[[], TransfersByLink]) -> None:
         """Read the KV transferred over each class of link from `read` at every scrape."""
         self._links.read = read
+
+    def track_regret(self, read: Callable[[], Mapping[str, RegretView]]) -> None:
+        """Read the regret of routing decisions by model from `read` at every scrape."""
+        self._regret.read = read
 
     def track_tenants(self, read: Callable[[], TenantStats]) -> None:
         """Read the usage of tenants from `read` at every scrape."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kvasir.core.demand import PoolPlan
 from kvasir.core.locality import LinkClass
-from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers
+from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, RegretView
 from kvasir.telemetry.series import SeriesTable, by_name, counter, gauge, single
 
 
@@ -43,6 +43,10 @@ class ScalingStats:
 
     plans: Mapping[str, PoolPlan]
     inactive_s: float
+
+
+def _causes(regret: RegretView) -> Mapping[str, float]:
+    return regret.causes
 
 
 ACCOUNTING: SeriesTable[Accounting] = SeriesTable(
@@ -90,6 +94,17 @@ LINKS: SeriesTable[TransfersByLink] = SeriesTable(
     counter("transfers", "KV transfers between workers, by class of link", "transfers"),
     counter("transferred_bytes", "KV bytes transferred between workers, by class of link", "bytes"),
     counter("transfer_seconds", "Time that decode workers waited for KV, by class of link", "seconds"),
+)
+
+REGRET: SeriesTable[Mapping[str, RegretView]] = SeriesTable(
+    "kvasir_",
+    ("model",),
+    by_name,
+    counter("judged_decisions", "Routing decisions whose regret was computed", "judged"),
+    counter("regretted_decisions", "Routing decisions for which another would have cost less", "regretted"),
+    counter(
+        "regret_seconds", "Regret of routing decisions in seconds of cost, by cause", _causes, by="cause"
+    ),
 )
 
 POOLS: SeriesTable[ScalingStats] = SeriesTable(

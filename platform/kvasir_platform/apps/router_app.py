@@ -115,6 +115,7 @@ async def serve(
     metrics.track_index(router.index_stats)
     metrics.track_accounting(router.accounting)
     metrics.track_links(router.link_transfers)
+    metrics.track_regret(router.regret)
     metrics.track_admission(router.admission)
     metrics.track_discovery(discovery.stale_s)
     edges = edge_count(deployment.gateway.edges, usable_cpus())

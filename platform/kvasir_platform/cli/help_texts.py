@@ -11,6 +11,7 @@ examples:
   kvasir status                              workers, load, processes
   kvasir get workers                         each worker's blocks, and how well the router knows them
   kvasir explain REQUEST_ID                  why a request ran where it ran, and its outcome
+  kvasir explain                             what better decisions would have saved, and why
   kvasir explain scaling                     why each pool has its size
   kvasir scale decode=4                      set a pool's size; decode=auto returns it to the planner
   kvasir drain WORKER                        take a worker out of service without losing a stream
@@ -65,11 +66,15 @@ them.
 The router keeps the decisions of running requests and of the latest that ended, up to
 routing.decision_records in kvasir.yaml.
 
+Without REQUEST_ID, it shows what other decisions would have saved, by the cost model with hindsight, and why:
+an index out of date, a queue that was longer, and other causes (see docs/POLICIES.md).
+
 `kvasir explain scaling` shows the desired size of each pool with `scaling`, the reasons, and recent actions.
 It queries the control process: on this machine, or in the head's pod of a cluster.
 
 examples:
   curl -si http://127.0.0.1:8000/v1/chat/completions … | grep x-request-id
+  kvasir explain
   kvasir explain scaling
   kvasir explain da87cef2245951d6dc2c075d
   kvasir explain da87cef2245951d6dc2c075d -o json"""

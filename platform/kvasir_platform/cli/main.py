@@ -93,12 +93,15 @@ def parser() -> argparse.ArgumentParser:
     add("status", "show what runs: workers, load, processes", named)
     add(
         "explain",
-        "explain why a request ran where it ran, or why pools have their sizes",
+        "explain why a request ran where it ran, how good decisions were, or why pools have their sizes",
         gateway,
         epilog=EXPLAIN_EPILOG,
     )
     commands.choices["explain"].add_argument(
-        "request_id", metavar="REQUEST_ID", help="the response's header x-request-id, or the word scaling"
+        "request_id",
+        nargs="?",
+        metavar="REQUEST_ID",
+        help="the response's header x-request-id, or the word scaling; by default, all decisions together",
     )
     add("get", "list the router's view of workers", gateway, epilog=GET_EPILOG)
     commands.choices["get"].add_argument(
@@ -254,10 +257,14 @@ def _get(args: argparse.Namespace, output: CommandOutput) -> int:
 
 def _explain(args: argparse.Namespace, output: CommandOutput) -> int:
     if args.request_id == "scaling":
-        from kvasir_platform.cli.commands.explain_scaling import explain_scaling
+        from kvasir_platform.cli.commands.explain.scaling import explain_scaling
 
         return explain_scaling(args.name, output)
-    from kvasir_platform.cli.commands.explain import explain
+    if args.request_id is None:
+        from kvasir_platform.cli.commands.explain.regret import explain_regret
+
+        return explain_regret(_site(args), output)
+    from kvasir_platform.cli.commands.explain.request import explain
 
     return explain(args.request_id, _site(args), output)
 

@@ -14,7 +14,7 @@ from kvasir_platform.edge.frames import PageRequest, PageResponse
 from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
-from kvasir_platform.gateway.operator.decisions import DECISIONS
+from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class CorePages:
             return self._status
         if path in (LOAD, UNLOAD):
             return self._adapters
-        if path.startswith(DECISIONS):
+        if path == REGRET or path.startswith(DECISIONS):
             return self._decision
         if path.startswith(WORKERS) and path.endswith(DRAIN):
             return self._drain

@@ -24,7 +24,7 @@ from kvasir_platform.gateway.http.listener import Listen, Listener
 from kvasir_platform.gateway.http.request_head import METHODS
 from kvasir_platform.gateway.openai.openapi import OPENAPI, openapi_page
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
-from kvasir_platform.gateway.operator.decisions import DECISIONS
+from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.operators import operators_here, remote_operators
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
@@ -177,6 +177,7 @@ class Gateway:
             "/health/ready": ("GET", _everyones(pages.ready)),
             "/metrics": ("GET", self._operators(self._operate.metrics)),
             "/status": ("GET", self._operators(self._operate.status)),
+            REGRET: ("GET", self._operators(self._operate.decision)),
             LOAD: ("POST", self._operators(self._operate.adapters)),
             UNLOAD: ("POST", self._operators(self._operate.adapters)),
             OPENAPI: ("GET", _everyones(openapi_page)),

@@ -11,7 +11,7 @@ import pytest
 from kvasir.config.spec.deployment import SloSpec
 from kvasir.core.kv import KvState, KvStatus
 from kvasir.core.requests import DEFAULT_SLO, SloClass
-from kvasir.ports.router import DecisionRecord, WorkerView
+from kvasir.ports.router import DecisionRecord, RegretView, WorkerView
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "kvasir-tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -194,3 +194,10 @@ async def test_status_tells_how_well_each_workers_cache_is_known(edge: Any) -> N
     assert first["kv"]["for_s"] > 0
     assert "since_s" not in first["kv"]
     assert second["kv"] is None
+
+
+async def test_the_regret_of_all_decisions_is_summed_by_model_and_cause(edge: Any) -> None:
+    edge.router.regrets = {"kvasir-tiny": RegretView(3, 1, {"queue": 0.5, "index": 0.25})}
+    body = json.loads((await edge.get("/decisions")).body)
+    shown = {"judged": 3, "regretted": 1, "seconds": 0.75, "causes": {"queue": 0.5, "index": 0.25}}
+    assert body == {"models": {"kvasir-tiny": shown}}

@@ -129,3 +129,13 @@ async def test_metrics_show_the_index_the_decision_and_the_promise_kept(product:
     assert values['kvasir_cached_tokens_error_ratio_bucket{le="0.0",model="kvasir-tiny"}'] == "1.0"
     exact = [name for name in values if name.startswith("kvasir_worker_kv_state{") and "exact" in name]
     assert [values[name] for name in exact] == ["1.0"] * 4
+
+
+async def test_a_decision_is_judged_when_its_request_has_ended(
+    product: Product, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = await explained(product, capsys, await product.ask())
+    assert record["regret_s"] >= 0.0
+    assert sum(record["regret_causes"].values()) == pytest.approx(record["regret_s"])
+    assert await product.kvasir("explain") == 0
+    assert "of 1 judged decisions" in capsys.readouterr().out

@@ -377,3 +377,47 @@ def test_the_help_teaches_by_example(command: str, capsys: pytest.CaptureFixture
         main([command, "--help"])
     assert ended.value.code == 0
     assert "examples:" in capsys.readouterr().out
+
+
+def test_the_regret_of_a_decision_is_shown_with_what_would_have_been_better(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = replace(
+        RECORD,
+        regret_s=0.0123,
+        regret_causes={"index": 0.0023, "queue": 0.01},
+        better=("prefill p-0", "decode d-1"),
+        better_ttft_s=0.02,
+    )
+    answer(gateway, RECORD, replace(RECORD, regret_s=0.0), judged)
+    assert main(["explain", "abc", "--address", gateway.address]) == 0
+    assert [line for line in said(capsys) if line.startswith("regret")] == [
+        "regret: none; with what is known now, no other place would have cost less",
+        "regret: 12.3 ms of cost (queue 10.0 ms, index 2.3 ms); prefill p-0 and decode d-1 would have cost "
+        "less, with the first token 20.0 ms after the decision",
+    ]
+
+
+def test_the_regret_of_all_decisions_is_shown_by_cause(
+    gateway: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    causes = {"choice": 0.0, "index": 0.2, "queue": 0.6}
+    models = {
+        "tiny": {"judged": 1000, "regretted": 30, "seconds": 0.8, "causes": causes},
+        "idle": {"judged": 0, "regretted": 0, "seconds": 0.0, "causes": causes},
+    }
+    gateway.answers["/decisions"] = (200, {"models": models})
+    assert main(["explain", "--address", gateway.address]) == 0
+    assert said(capsys) == [
+        "tiny: another place would have cost less for 30 of 1,000 judged decisions (3.0%), by 0.800 ms per "
+        "decision on average",
+        "",
+        "CAUSE MS PER DECISION SHARE",
+        "queue 0.600 75% the engine was busy for longer than estimated",
+        "index 0.200 25% the engine found fewer cached tokens than the index predicted",
+        "",
+        "idle: no decision was judged yet. Judged are those of the policy cost whose requests ended well "
+        "where they were first placed",
+    ]
+    assert main(["explain", "--address", gateway.address, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"models": models}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.cli.commands.explain_scaling import explain_scaling, lines
+from kvasir_platform.cli.commands.explain.scaling import explain_scaling, lines
 from kvasir_platform.cli.commands.scale import scale
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.main import parser

@@ -13,7 +13,14 @@ from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.native import TreeStats
-from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, RequestSummary, WorkerView
+from kvasir.ports.router import (
+    Accounting,
+    AdmissionView,
+    LinkTransfers,
+    RegretView,
+    RequestSummary,
+    WorkerView,
+)
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, TenantUsage
 from kvasir.telemetry.tokenizer_series import TokenizerStats
@@ -46,6 +53,7 @@ def filled() -> tuple[CollectorRegistry, Metrics]:
     metrics.workers([WorkerView("w", "a", "p", "ready", load=load, kv=KvStatus(KvState.EXACT, "", 0.0))])
     metrics.track_index(lambda: TreeStats(*[0] * 9))
     metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))
+    metrics.track_regret(lambda: {"m": RegretView(causes={"queue": 0.0})})
     metrics.track_links(lambda: {"m": {LinkClass.RACK: LinkTransfers()}})
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, applied=True)}, lambda: 0.0)

@@ -11,7 +11,7 @@ from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.native import TreeStats
-from kvasir.ports.router import Accounting, HealthView, LinkTransfers, RequestSummary, WorkerView
+from kvasir.ports.router import Accounting, HealthView, LinkTransfers, RegretView, RequestSummary, WorkerView
 from kvasir.telemetry.metrics import Metrics
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
@@ -155,6 +155,19 @@ def test_transfers_are_counted_by_the_class_of_their_link(metrics: Metrics) -> N
         'kvasir_link_transfers_total{link="rack",model="m"} 3.0',
         'kvasir_link_transferred_bytes_total{link="cross_zone",model="m"} 100.0',
         'kvasir_link_transfer_seconds_total{link="cross_zone",model="m"} 2.0',
+    ):
+        assert line in text
+
+
+def test_regret_is_counted_by_model_and_cause(metrics: Metrics) -> None:
+    assert "kvasir_regret" not in shown(metrics)
+    view = RegretView(judged=9, regretted=2, causes={"queue": 0.5, "index": 0.25})
+    metrics.track_regret(lambda: {"m": view})
+    text = shown(metrics)
+    for line in (
+        'kvasir_judged_decisions_total{model="m"} 9.0',
+        'kvasir_regretted_decisions_total{model="m"} 2.0',
+        'kvasir_regret_seconds_total{cause="queue",model="m"} 0.5',
     ):
         assert line in text
 

@@ -125,6 +125,13 @@ def decisions(site: Site, request_id: str) -> dict[str, Any]:
     return _asked(site, f"/decisions/{quote(request_id, safe='')}")
 
 
+def regrets(site: Site) -> dict[str, Any]:
+    """Return the regret of the router's decisions by model (see GET /decisions). Raises UpstreamError as
+    above."""
+    models = _asked(site, "/decisions").get("models")
+    return models if isinstance(models, dict) else {}
+
+
 def ask_drain(site: Site, worker_id: str, draining: bool, reason: str) -> None:
     """Drain a worker, or undo that. Raises RequestError for a worker that the router does not know (the
     message lists those that it does), and UpstreamError as above."""

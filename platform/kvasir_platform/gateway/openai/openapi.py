@@ -116,6 +116,14 @@ _OPERATIONS = (
         "/metrics", "get", "metrics", "Metrics in the Prometheus text format.", "text/plain", tag="Operation"
     ),
     _Operation(
+        "/decisions",
+        "get",
+        "regret",
+        "Sum the regret of routing decisions by cause.",
+        answers.RegretPage,
+        tag="Operation",
+    ),
+    _Operation(
         "/decisions/{request_id}",
         "get",
         "explain",

@@ -13,15 +13,16 @@ import msgspec
 from kvasir.core.errors import RequestError
 from kvasir.ports.router import DecisionRecord, RouterPort
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.openai.schema.answers import Decisions
+from kvasir_platform.gateway.openai.schema.answers import Decisions, ModelRegret, RegretPage
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
 DECISIONS = "/decisions/"
+REGRET = "/decisions"
 _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 class DecisionPages:
-    """GET /decisions/{id}: one record for each prompt of the call."""
+    """GET /decisions/{id}: one record for each prompt of the call. GET /decisions: the regret of all."""
 
     def __init__(self, router: RouterPort, names: RequestNames) -> None:
         self._router = router
@@ -30,6 +31,9 @@ class DecisionPages:
     def decision(self, exchange: Exchange) -> None:
         """Accept the id of `x-request-id`, the `id` of the response, or the router's id. Raise RequestError
         404 if no decision is kept."""
+        if exchange.request.path == REGRET:
+            self._regret(exchange)
+            return
         asked = unquote(exchange.request.path[len(DECISIONS) :])
         found = self._records(asked)
         for prefix in _ANSWER_PREFIXES:
@@ -39,6 +43,13 @@ class DecisionPages:
             raise RequestError(self._unknown(asked[:256]), status=404, code="decision_not_found")
         body = Decisions(asked, msgspec.to_builtins(found))
         exchange.respond(200, msgspec.json.encode(body))
+
+    def _regret(self, exchange: Exchange) -> None:
+        shown = {
+            model: ModelRegret(view.judged, view.regretted, view.seconds, dict(view.causes))
+            for model, view in self._router.regret().items()
+        }
+        exchange.respond(200, msgspec.json.encode(RegretPage(shown)))
 
     def _records(self, client_id: str) -> list[DecisionRecord]:
         explained = map(self._router.explain, self._names.find(client_id))

@@ -299,6 +299,22 @@ class Decisions(Struct):
     decisions: list[dict[str, Any]]
 
 
+class ModelRegret(Struct):
+    """The regret of a router's decisions for one model since its start: how many were judged, how many had
+    any, and the sum in seconds, in total and by cause."""
+
+    judged: int
+    regretted: int
+    seconds: float
+    causes: dict[str, float]
+
+
+class RegretPage(Struct):
+    """The regret by model."""
+
+    models: dict[str, ModelRegret]
+
+
 class AdapterResult(Struct):
     """The adapter was loaded on these workers, or unloaded from them."""
 

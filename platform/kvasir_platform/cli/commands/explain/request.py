@@ -133,7 +133,28 @@ def _outcome(record: Record) -> list[str]:
     ]
     met = {True: "met", False: "missed", None: "still open" if record["outcome"] is None else "not judged"}
     lines = table(["", "PREDICTED", "ACTUAL", ""], rows, (1, 2)).splitlines()
-    return [*lines, f"SLO {record['slo']}: {met[record['slo_met']]}"]
+    return [*lines, f"SLO {record['slo']}: {met[record['slo_met']]}", *_regret(record)]
+
+
+def _regret(record: Record) -> list[str]:
+    """Return what would have cost less, with hindsight; nothing for a decision that was not judged."""
+    seconds = record.get("regret_s")
+    if seconds is None:
+        return []
+    if not seconds:
+        return ["regret: none; with what is known now, no other place would have cost less"]
+    causes = ", ".join(
+        f"{cause} {_ms(part)}" for cause, part in sorted(record["regret_causes"].items(), key=_largest)
+    )
+    better = " and ".join(record["better"])
+    return [
+        f"regret: {_ms(seconds)} of cost ({causes}); {better} would have cost less, with the first token "
+        f"{_ms(record['better_ttft_s'])} after the decision"
+    ]
+
+
+def _largest(cause: tuple[str, float]) -> float:
+    return -cause[1]
 
 
 def _name(place: Record) -> str:
