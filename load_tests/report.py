@@ -20,6 +20,7 @@ from typing import Any, Literal
 import psutil
 
 REPORTS = Path(__file__).parent / "reports"
+_WRITTEN = ("load_tests/reports", "docs/MODELS.md")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +144,18 @@ def _figure(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else ""
 
 
-def checkout() -> str:
-    """The commit of this checkout, with `+changes` if files differ from it."""
-    here = Path(__file__).parent
-    run = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no"],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    commit = run.stdout.strip() or "unknown"
-    return f"{commit}+changes" if dirty.stdout.strip() else commit
+def checkout(folder: Path = Path(__file__).parent) -> str:
+    """The commit of the checkout with `folder`, with `+changes` if files differ from it, other than those
+    that benchmarks write."""
+    commit = _git(folder, "rev-parse", "--short", "HEAD") or "unknown"
+    written = [f":(top,exclude){path}" for path in _WRITTEN]
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", *written)
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
 
 
 def machine() -> str:

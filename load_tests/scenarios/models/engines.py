@@ -24,6 +24,7 @@ from tests.kit.engines.recorder import Recorded
 from tests.kit.models.architectures import TinyModel, named
 from tests.kit.models.maker import RANK
 
+from kvasir.config.checks.cpu_kernels import loses_prefixes
 from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
 from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, PositionLogprobs, Role, Sampling
@@ -124,6 +125,7 @@ def _deployment(mode: str, model: TinyModel, folder: Path, adapter: Path) -> Dep
         threads=1,
         max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=8,
+        prefix_caching=not loses_prefixes((model.architecture,)),
     )
     apart = (Role.PREFILL, Role.DECODE)
     roles = apart if mode == "apart" else (Role.BOTH,)

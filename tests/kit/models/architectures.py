@@ -214,11 +214,18 @@ MODELS: tuple[TinyModel, ...] = (
         "lfm2",
         "Lfm2Config",
         "Lfm2ForCausalLM",
-        {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 64},
+        # The width of convolutions is in checkpoints, and not in the class of configurations.
+        {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 64, "conv_dim": 256},
         adapts=(),
     ),
     TinyModel(
-        "granite-hybrid", "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", _GRANITE_HYBRID, adapts=()
+        "granite-hybrid",
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        _GRANITE_HYBRID,
+        adapts=(),
+        remark="vLLM keeps no states of Mamba-2 layers for a prefix cache on CPUs, so that no prompt is "
+        "found again",
     ),
     TinyModel("granite", "GraniteConfig", "GraniteForCausalLM"),
     TinyModel(

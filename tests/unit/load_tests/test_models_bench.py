@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from load_tests.report import REPORTS, read
+from load_tests.report import REPORTS, checkout, read
 from load_tests.scenarios.models.engines import LENGTHS, Generated
 from load_tests.scenarios.models.kept import MeasuredCell, all_cells, keep, to_rows
 from load_tests.scenarios.models.results import Cell, Verdict, equal_tokens, moved, served_again, together
@@ -99,3 +100,19 @@ def test_the_committed_report_has_the_cells_of_the_committed_page() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     stated = sum(cell.strip() in get_args(Verdict) for row in rows for cell in row.split("|"))
     assert len(kept) == stated
+
+
+def test_what_a_benchmark_has_written_does_not_change_the_commit_that_it_measures(tmp_path: Path) -> None:
+    reports = tmp_path / "load_tests" / "reports"
+    reports.mkdir(parents=True)
+    for path in (reports / "models.json", tmp_path / "code.py"):
+        path.write_text("1")
+    author = ("-c", "user.name=t", "-c", "user.email=t@example.com")
+    for command in (("init", "-q"), ("add", "."), (*author, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    commit = checkout(reports.parent)
+    assert len(commit) >= 7
+    (reports / "models.json").write_text("2")
+    assert checkout(reports.parent) == commit
+    (tmp_path / "code.py").write_text("2")
+    assert checkout(reports.parent) == f"{commit}+changes"
