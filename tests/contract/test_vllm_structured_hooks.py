@@ -176,6 +176,28 @@ def test_a_rule_that_waits_for_reasoning_goes_on_waiting_or_has_begun(core: Core
     manager.clear_backend()
 
 
+def test_a_grammar_that_takes_too_long_ends_its_request_with_the_reason(core: Core) -> None:
+    manager = core.manager()
+    rule = core.judged(Constraint.REGEX, "(a{0,20}){0,20}b{0,500}")
+    request = core.request(rule, list(PROMPT))
+    core.grammar(manager, request)
+    (token,) = core.encode("a")
+    accepted = 0
+    while accepted < 300:
+        core.mask(manager, request)
+        request.append_output_token_ids([token])
+        if not manager.accept_tokens(request, [token]):
+            break
+        accepted += 1
+    assert accepted < 300
+    assert request.stop_reason == "grammar_too_costly"
+    there = core.request(rule, [*PROMPT, *[token] * 60], 60)
+    core.grammar(manager, there)
+    assert not manager.accept_tokens(there, [token]), "output that is there is paid from the same budget"
+    assert there.stop_reason == "grammar_too_costly"
+    manager.clear_backend()
+
+
 @pytest.mark.parametrize(
     ("constraint", "spec", "words"),
     [

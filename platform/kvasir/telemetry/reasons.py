@@ -71,6 +71,12 @@ _TABLE = (
         "Shorten the prompt, or lower max_tokens or n.",
     ),
     Reason(
+        "grammar_too_costly",
+        400,
+        "The schema, pattern or grammar of the output can be matched in too many ways, or takes too long.",
+        "Do not repeat what is optional or repeated already; separate repeated parts by a delimiter.",
+    ),
+    Reason(
         "unknown_slo_class",
         400,
         "The header x-kvasir-slo names an unknown SLO class.",

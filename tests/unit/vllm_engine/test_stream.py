@@ -273,3 +273,10 @@ def test_logprobs_keep_the_sampled_token_apart_from_the_best() -> None:
     (position,) = delta.logprobs
     assert (position.sampled.token_id, position.sampled.logprob) == (5, -3.0)
     assert [candidate.token for candidate in position.top] == ["a", "b"]
+
+
+def test_a_grammar_over_its_budget_is_an_error_of_the_request() -> None:
+    stream = LegStream(EngineRequest("r", token_ids([1, 2]), Sampling(max_tokens=8)))
+    ended = Completion(token_ids=[3], finish_reason="error", stop_reason="grammar_too_costly")
+    (delta,) = stream.deltas(Output([ended], finished=True))
+    assert (delta.finish, delta.error, delta.stop_reason) == (FinishReason.ERROR, "grammar_too_costly", None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvasir.core.errors import RequestError
 from kvasir.core.requests import (
     Continuation,
     Delta,
@@ -285,3 +286,14 @@ def test_several_choices_go_on_each_from_its_own_place(stage: Stage) -> None:
     passed = only(effects, EmitDelta).delta
     assert (passed.index, passed.offset, passed.token_ids, passed.text) == (1, 1, (5,), "e")
     assert only(effects, FinishRequest).summary.usage.output_tokens == 4
+
+
+def test_a_stream_whose_grammar_takes_too_long_goes_to_no_other_worker(stage: Stage) -> None:
+    worker = begin(stage)
+    code = "grammar_too_costly"
+    ended = Delta("r", 3, finish=FinishReason.ERROR, last=True, error=code, error_message="too long")
+    effects = stage.say(worker, ended)
+    assert not has(effects, SubmitTo)
+    error = only(effects, FailRequest).error
+    assert isinstance(error, RequestError)
+    assert (error.status, error.code) == (400, code)

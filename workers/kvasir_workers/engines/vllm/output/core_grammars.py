@@ -2,8 +2,9 @@
 
 vLLM compiles every rule with the compiler of the engine's first rule, although its front may have chosen
 another one for a schema that the first does not fully support: such a schema would then be enforced only in
-part, silently. Here each request gets the compiler that its rule was validated for. And a grammar accepts
-another worker's output first, so that a constrained stream continues where it stopped.
+part, silently. Here each request gets the compiler that its rule was validated for. A grammar accepts
+another worker's output first, so that a constrained stream continues where it stopped. And each has a budget
+of time, so that a request cannot delay the others.
 
 vLLM's structured output manager imports this module by name when it is created (`reasoning_parser_plugin` of
 its configuration), in the process of the engine core. These of its private parts are used, and
@@ -14,11 +15,13 @@ tests/contract/test_vllm_structured_hooks.py checks each of them:
     StructuredOutputRequest(params, _grammar, reasoning_ended, reasoning_parser_kwargs),
         .structured_output_key
     StructuredOutputsParams._backend
+    Request.stop_reason                                 sent to the front with the last output
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,6 +32,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from kvasir_workers.engines.vllm.output.continuation import ARGUMENT
+from kvasir_workers.engines.vllm.output.grammar_budget import TOO_COSTLY, BudgetedGrammar, GrammarBudget
 
 _BACKENDS: dict[str, Any] = {"xgrammar": XgrammarBackend, "guidance": GuidanceBackend}
 _NAMES = {kind: name for name, kind in _BACKENDS.items()}
@@ -53,7 +57,12 @@ class _Created:
     def _grammar(self, manager: Any, request: Any) -> Any:
         """Return the request's grammar, advanced over the existing output. An exception ends only the
         request."""
-        grammar = self._compiled(manager, request)
+        grammar = BudgetedGrammar(
+            self._compiled(manager, request),
+            GrammarBudget(),
+            cpu_s=time.thread_time,
+            end=partial(setattr, request, "stop_reason", TOO_COSTLY),
+        )
         said = (request.sampling_params.extra_args or {}).get(ARGUMENT)
         if said is not None:
             _advance(manager, request, grammar, said[0])
@@ -79,9 +88,10 @@ class _Past:
     use_structured_output: bool = True
 
 
-def _advance(manager: Any, request: Any, grammar: Any, count: int) -> None:
+def _advance(manager: Any, request: Any, grammar: BudgetedGrammar, count: int) -> None:
     """Make `grammar` accept the last `count` tokens of the request's prompt, as if each had been generated
-    here. Raise ValueError if it rejects one."""
+    here. Raise ValueError if it rejects one. If they exceed its budget, the scheduler ends the request at its
+    next token."""
     now = request.structured_output_request
     then = StructuredOutputRequest(
         now.params,
@@ -94,6 +104,8 @@ def _advance(manager: Any, request: Any, grammar: Any, count: int) -> None:
     for token in request.prompt_token_ids[-count:]:
         past.all_token_ids.append(token)
         if not manager.accept_tokens(past, [token]):
+            if grammar.budget.exceeded:
+                break
             raise ValueError(f"token {token} of the existing output does not follow the request's grammar")
     # Not read before this grammar is complete.
     now.reasoning_ended = then.reasoning_ended

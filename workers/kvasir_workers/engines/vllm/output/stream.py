@@ -23,6 +23,7 @@ from kvasir.core.requests import (
 )
 from kvasir_workers.engines.continued import continued_tokens
 from kvasir_workers.engines.parts import PartsParser, taken_apart
+from kvasir_workers.engines.vllm.output.grammar_budget import TOO_COSTLY
 
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -162,7 +163,7 @@ class LegStream:
         offset = self._offsets.get(completion.index, self._begin)
         self._offsets[completion.index] = offset + len(tokens)
         self._output_tokens += len(tokens)
-        error, message = self._failure(finish)
+        error, message = self._failure(finish, completion.stop_reason)
         handoff = None
         usage = None
         timings = None
@@ -185,7 +186,7 @@ class LegStream:
             index=completion.index,
             logprobs=logprobs,
             finish=finish,
-            stop_reason=None if completion.stop_reason is None else str(completion.stop_reason),
+            stop_reason=None if error or completion.stop_reason is None else str(completion.stop_reason),
             last=end is not None,
             usage=usage,
             timings=timings,
@@ -194,9 +195,13 @@ class LegStream:
             error_message=message,
         )
 
-    def _failure(self, finish: FinishReason | None) -> tuple[str | None, str | None]:
+    def _failure(
+        self, finish: FinishReason | None, stop_reason: int | str | None
+    ) -> tuple[str | None, str | None]:
         if finish is not FinishReason.ERROR:
             return None, None
+        if stop_reason == TOO_COSTLY:
+            return TOO_COSTLY, "the schema, pattern or grammar of the output takes too long for each token"
         if self.request.leg is Leg.DECODE:
             return "transfer_failed", "the prompt's KV did not arrive, and transfer.on_failure is fail"
         return "worker_failed", "the engine ended this request with an internal error"
