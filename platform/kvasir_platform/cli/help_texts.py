@@ -17,6 +17,7 @@ examples:
   kvasir drain WORKER                        take a worker out of service without losing a stream
   kvasir restart POOL                        replace a pool's workers one by one, while it serves
   kvasir verify                              whether answers are right, and how fast they come
+  kvasir bench http://HOST:8000              load any OpenAI-compatible endpoint, and measure it
   kvasir lora load NAME SOURCE               serve a LoRA adapter, without a restart
   kvasir keys new --tenant research          an API key for a client
   kvasir down                                stop it, from any terminal
@@ -135,6 +136,33 @@ examples:
   kvasir verify --streams 0 --quality --report before      (the original deployment)
   kvasir verify --streams 0 --quality-baseline before.quality.json --max-kl 0.02      (the quantized one)
   kubectl exec deploy/NAME-router -- kvasir verify --address 127.0.0.1:8000"""
+
+BENCH_EPILOG = """\
+Loads any server that speaks OpenAI's API, Kvasir's or another, and reports TTFT, ITL, TPOT and E2E, rates,
+goodput at an SLO, and errors by kind. Without --concurrency the loop is open: requests are sent at the times
+of the workload, whether or not earlier ones have ended. --ramp raises the rate until the SLO breaks.
+
+Prompts have the requested lengths without the model's tokenizer: two probes measure how many tokens the
+server counts for a word. They share prefixes as the workload says, and differ from run to run. If the server
+refuses ignore_eos, outputs may be shorter than requested; the report says so.
+
+TTFT is from sending to the first chunk with output; ITL are the gaps between chunks; TPOT is the time from
+the first to the last chunk over the tokens after the first. Own lateness is by how much the load generator
+itself missed the times of its workload.
+
+The API key is $KVASIR_API_KEY, or that of --api-key-env or --api-key-file. Ctrl-C ends the load and prints
+the results so far; a second one ends the command. Exit status 1: no request succeeded, or with --fail-above a
+figure became worse.
+
+examples:
+  kvasir bench http://127.0.0.1:8000
+  kvasir bench http://127.0.0.1:8000 --workload chat:rate=4,duration=300 --html chat.html
+  kvasir bench https://api.example --model NAME --api-key-env OPENAI_API_KEY --concurrency 16 --requests 200
+  kvasir bench http://127.0.0.1:8000 --ramp --slo ttft=500ms,itl=50ms --json ramp.json
+  kvasir bench http://127.0.0.1:8000 --workload mooncake_conversation.jsonl:speed=0.1,requests=500
+  kvasir bench compare before.json after.json --fail-above 5
+
+"""
 
 LORA_EPILOG = """\
 An adapter is served as a model of its own name as soon as it is loaded. It needs lora_loading.allow in

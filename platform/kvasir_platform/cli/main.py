@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from kvasir.core.errors import ConfigError, KvasirError
+from kvasir_platform.cli.bench_options import add_bench, run_bench
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.help_texts import (
     CHECK_EPILOG,
@@ -123,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
     add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
     add_lora(commands, shared, gateway)
+    add_bench(commands, shared)
     up = commands.choices["up"]
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
     up.add_argument(
@@ -206,6 +208,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "config": lambda: _config(args, output),
         "keys": lambda: _keys(args, output),
         "lora": lambda: run_lora(args, _site(args), output),
+        "bench": lambda: run_bench(args, output),
         "verify": lambda: _verify(args, output),
         "version": lambda: _version(output),
     }

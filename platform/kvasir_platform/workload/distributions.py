@@ -7,13 +7,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import NormalDist
 from typing import Protocol
 
 from kvasir.ports.clock import Rng
 
-_NORMAL = NormalDist()
-_P95 = _NORMAL.inv_cdf(0.95)
+_P95 = 1.6448536269514722
+"""The 95th percentile of the standard normal distribution."""
 
 
 class LengthDistribution(Protocol):
@@ -96,10 +95,9 @@ class Zipf:
 
 
 def normal(rng: Rng) -> float:
-    """The standard normal distribution."""
-    while (chance := rng.random()) == 0.0:
-        pass
-    return _NORMAL.inv_cdf(chance)
+    """The standard normal distribution (Box and Muller, 1958)."""
+    radius = math.sqrt(-2.0 * math.log(1.0 - rng.random()))
+    return radius * math.cos(2.0 * math.pi * rng.random())
 
 
 def gamma(shape: float, rng: Rng) -> float:

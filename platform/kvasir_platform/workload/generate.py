@@ -84,9 +84,10 @@ class _Conversations:
 
 def _requests(shape: WorkloadShape, rng: Rng) -> Iterator[WorkloadRequest]:
     conversations = _Conversations(shape, rng)
-    for number, at in enumerate(shape.process().times(rng)):
-        if at >= shape.duration and number:
+    for number, drawn in enumerate(shape.process().times(rng)):
+        if drawn >= shape.duration and number:
             return
+        at = min(drawn, shape.duration)
         room = shape.context - shape.prefix
         output = 0 if shape.embeds else min(shape.output.draw(rng), room - 1)
         conversation = conversations.next(at, min(shape.prompt.draw(rng), room - output), output)

@@ -70,7 +70,9 @@ class Site:
         unexpected certificate, OSError without an answer, and ConfigError for files that cannot be used."""
         if self.scheme == "http":
             return http.client.HTTPConnection(self.authority, timeout=timeout_s)
-        connection = http.client.HTTPSConnection(self.authority, timeout=timeout_s, context=self._context())
+        connection = http.client.HTTPSConnection(
+            self.authority, timeout=timeout_s, context=self.tls_context()
+        )
         try:
             connection.connect()
             if self.pinned is not None:
@@ -95,7 +97,9 @@ class Site:
             return f"cut the connection; it may not accept the certificate in {self.cert_file}"
         return f"does not answer: {error or type(error).__name__}"
 
-    def _context(self) -> ssl.SSLContext:
+    def tls_context(self) -> ssl.SSLContext:
+        """How the gateway is verified; a pinned certificate is compared after the handshake. Raises
+        ConfigError for files that cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:

@@ -1,0 +1,1 @@
+"""`kvasir bench`: load on an OpenAI-compatible endpoint, and what came of it."""

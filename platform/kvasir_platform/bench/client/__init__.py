@@ -1,0 +1,1 @@
+"""The server that is loaded: what it accepts, prompts for it, and its answers."""

@@ -1,0 +1,1 @@
+"""What a benchmark leaves: a file, a page, tables, and comparisons."""
