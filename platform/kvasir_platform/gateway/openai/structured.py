@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Constraint, StructuredOutput
+from kvasir_platform.gateway.grammars.checks import (
+    judge_grammar,
+    judge_regex,
+    judge_schema,
+    judge_tag,
+    new_meter,
+)
+from kvasir_platform.gateway.grammars.nodes import Meter, TooCostlyError
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_DEPTH,
     MAX_SCHEMA_BYTES,
@@ -29,10 +37,12 @@ from kvasir_platform.gateway.openai.schema.structured import (
     TextFormat,
 )
 
+T = TypeVar("T")
+
 
 def structured(body: SamplingFields) -> tuple[StructuredOutput, str] | None:
     """Return the constraint of `body` and its field, None for none. Raise RequestError for two constraints,
-    and for one that is too large, too deeply nested or invalid JSON."""
+    and for one that is too large, too deeply nested, too costly to match or invalid JSON."""
     found = list(_rules(body))
     if not found:
         return None
@@ -80,19 +90,21 @@ def _json_object(value: object, param: str) -> StructuredOutput:
 
 
 def _json_schema(value: str | dict[str, Any], param: str) -> StructuredOutput:
-    return StructuredOutput(Constraint.JSON_SCHEMA, _json_text(value, param, MAX_DEPTH))
+    return StructuredOutput(Constraint.JSON_SCHEMA, _json_text(value, param, MAX_DEPTH, judge_schema))
 
 
 def _structural_tag(value: str | dict[str, Any], param: str) -> StructuredOutput:
-    return StructuredOutput(Constraint.STRUCTURAL_TAG, _json_text(value, param, MAX_TAG_DEPTH))
+    return StructuredOutput(Constraint.STRUCTURAL_TAG, _json_text(value, param, MAX_TAG_DEPTH, judge_tag))
 
 
 def _regex(value: str, param: str) -> StructuredOutput:
+    check_cost(judge_regex, value, new_meter(), param)
     return StructuredOutput(Constraint.REGEX, value)
 
 
 def _grammar(value: str, param: str) -> StructuredOutput:
     check_size(value, MAX_SCHEMA_BYTES, param)
+    check_cost(judge_grammar, value, new_meter(), param)
     return StructuredOutput(Constraint.GRAMMAR, value)
 
 
@@ -102,7 +114,9 @@ def _choice(value: list[str], param: str) -> StructuredOutput:
     return StructuredOutput(Constraint.CHOICE, text.decode())
 
 
-def _json_text(value: str | dict[str, Any], param: str, levels: int) -> str:
+def _json_text(
+    value: str | dict[str, Any], param: str, levels: int, judge: Callable[[object, Meter], None]
+) -> str:
     """Return compact JSON, so that equal schemas are equal keys in the engine's grammar cache."""
     if isinstance(value, str):
         check_size(value, MAX_SCHEMA_BYTES, param)
@@ -111,7 +125,18 @@ def _json_text(value: str | dict[str, Any], param: str, levels: int) -> str:
     check_references(value, param)
     text = msgspec.json.encode(value)
     check_size(text, MAX_SCHEMA_BYTES, param)
+    check_cost(judge, value, new_meter(), param)
     return text.decode()
+
+
+def check_cost(judge: Callable[[T, Meter], None], value: T, meter: Meter, param: str) -> None:
+    """Raise RequestError if `judge` finds `value` too costly to match."""
+    try:
+        judge(value, meter)
+    except TooCostlyError as error:
+        raise RequestError(
+            f"{param} is too costly to match: {error}.", code="grammar_too_costly", param=param
+        ) from None
 
 
 def _object(text: str, param: str) -> dict[str, Any]:

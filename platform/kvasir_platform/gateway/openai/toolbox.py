@@ -10,6 +10,7 @@ import msgspec
 
 from kvasir.core.requests import OutputParsing
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
+from kvasir_platform.gateway.grammars.checks import judge_schema, new_meter
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, Function, NamedFunction, NamedTool, Tool
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_TOOL_BYTES,
@@ -19,6 +20,7 @@ from kvasir_platform.gateway.openai.schema.limits import (
     check_size,
     unsupported,
 )
+from kvasir_platform.gateway.openai.structured import check_cost
 
 TemplateTool = dict[str, Any]
 
@@ -70,7 +72,17 @@ def toolbox(body: ChatBody, capabilities: ModelCapabilities) -> Toolbox:
             f"{box.param} that the model may call or not need engine.tool_parser, which knows the form of "
             f"its calls: set it for the pools of {body.model!r}, or name a function in {_choice_param(box)}.",
         )
+    if box.called:
+        _check_costs(box)
     return box
+
+
+def _check_costs(box: Toolbox) -> None:
+    """Raise RequestError if the arguments of tools follow a grammar that is too costly to match."""
+    meter = new_meter()
+    for i, tool in enumerate(box.tools):
+        if box.forced or tool["function"].get("strict"):
+            check_cost(judge_schema, tool["function"]["parameters"], meter, f"{box.param}[{i}]")
 
 
 def template_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[TemplateTool, ...]:

@@ -350,3 +350,45 @@ def test_tokenize_renders_a_chat_as_the_chat_itself_is_rendered() -> None:
     assert not asked(messages=USER).add_special_tokens
     assert asked(messages=USER, add_generation_prompt=False, return_token_strs=True).text == "[user:hi]"
     assert asked(prompt="a", return_token_strs=True).show_strings
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"guided_regex": "((a{0,1000}){0,1000}){0,1000}"}, "guided_regex"),
+        ({"guided_grammar": 'root ::= root root | "a"'}, "guided_grammar"),
+        ({"structured_outputs": {"json": {"pattern": r"(\w+\s?)+"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": '{"pattern": "((a*)*)*"}'}}, "structured_outputs.json"),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "format": {"type": "regex", "pattern": "((a*)*)*"},
+                }
+            },
+            "response_format",
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"pattern": "((a*)*)*"}, "strict": True},
+                    }
+                ]
+            },
+            "tools[0]",
+        ),
+    ],
+)
+def test_a_constraint_that_costs_too_much_per_token_is_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match="too costly to match") as refused:
+        chat(**body)
+    assert (refused.value.code, refused.value.param) == ("grammar_too_costly", param)
+
+
+def test_patterns_of_tools_that_no_grammar_enforces_are_not_judged() -> None:
+    function = {"name": "f", "parameters": {"pattern": "((a*)*)*"}}
+    assert chat(tools=[{"type": "function", "function": function}]).parsing is not None
+    with pytest.raises(RequestError, match="too costly"):
+        chat(tools=[{"type": "function", "function": function}], tool_choice="required")

@@ -1,0 +1,1 @@
+"""What a client's patterns, schemas and grammars cost to match, judged before a worker compiles them."""
