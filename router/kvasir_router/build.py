@@ -31,6 +31,7 @@ from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.registry import Registry
 from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.mux import RouterMux
+from kvasir_router.recordings.recorder import Recordings
 from kvasir_router.requests.machine import MachineLimits, RequestMachine
 from kvasir_router.sessions.session import SessionEvent, SessionLimits, WorkerSession
 from kvasir_router.sessions.shared_discovery import SharedDiscovery
@@ -125,6 +126,7 @@ def make_routers(
     views = deployment.views()
     shared = SharedDiscovery(discovery)
     several = len(views) > 1
+    recordings = Recordings(router_id, deployment.routing.policy, clock.now)
     routers = {
         view.model.name: make_router(
             view,
@@ -138,12 +140,14 @@ def make_routers(
             on_decision=on_decision,
             fast_path=fast_path,
             taken=frozenset(deployment.served_names()),
+            recordings=recordings,
         )
         for number, view in enumerate(views)
     }
     if not several:
         return routers[deployment.model.name]
-    return RouterMux(routers, shared, ready_when_any=deployment.ready_when == "any_model")
+    any_model = deployment.ready_when == "any_model"
+    return RouterMux(routers, shared, recordings=recordings, ready_when_any=any_model)
 
 
 def make_router(
@@ -161,12 +165,14 @@ def make_router(
     on_decision: Callable[[float], None] = unobserved,
     fast_path: bool = True,
     taken: frozenset[str] = frozenset(),
+    recordings: Recordings | None = None,
 ) -> Router:
     """A router of one model, of which `deployment` is the view; it serves while its `run` runs. `router_id`
     is unique among live routers; `dialer` reaches every worker, or makes what reaches a given one;
     `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
     called with the duration of each decision, in seconds. Without `fast_path` all deltas take the ordinary
-    path. `taken` are names of other models, which no adapter may have."""
+    path. `taken` are names of other models, which no adapter may have. `recordings` are shared by the routers
+    of a process."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
@@ -218,6 +224,7 @@ def make_router(
         make_session,
         clock,
         decisions=decisions,
+        recordings=recordings or Recordings(router_id, deployment.routing.policy, clock.now),
         fast_path=lanes,
         adapters=adapters,
         scales_to_zero=all(deployment.scales_to_zero(pool) for pool in deployment.pools),

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from kvasir.core.kv import KvStatus
 from kvasir.core.locality import LinkClass
+from kvasir.core.requests import Request
 from kvasir.native import TreeStats
 from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, HealthView, LinkTransfers
 from kvasir_router.decide.roofline import CostRates
-from kvasir_router.fleet.work import Worker
+from kvasir_router.fleet.work import PromptBlocks, Worker
 from kvasir_router.requests.events import Effect, Event
 
 
@@ -62,6 +63,10 @@ class FleetView(Protocol):
 
     def missing(self) -> str | None:
         """Return what is missing to serve an ordinary request at once, in words."""
+        ...
+
+    def blocks(self, request: Request) -> PromptBlocks:
+        """Return the names of the prompt's blocks, for recordings."""
         ...
 
     def kv_status(self, worker_id: str) -> KvStatus | None:

@@ -27,6 +27,7 @@ from kvasir.ports.router import (
     WorkerView,
 )
 from kvasir_router.adapters.models import ModelAdapters
+from kvasir_router.recordings.recorder import Recordings
 from kvasir_router.sessions.members import no_such_worker
 from kvasir_router.sessions.shared_discovery import SharedDiscovery
 from kvasir_router.shell import Router
@@ -34,15 +35,22 @@ from kvasir_router.shell import Router
 
 class RouterMux:
     """`kvasir.ports.router.RouterPort` over the routers of `models`, by model name. Call everything on one
-    event loop, with `run` running. `ready_when_any`: ready as soon as one model can be served."""
+    event loop, with `run` running. `recordings` are those that all of them write. `ready_when_any`: ready as
+    soon as one model can be served."""
 
     def __init__(
-        self, models: Mapping[str, Router], discovery: SharedDiscovery, *, ready_when_any: bool
+        self,
+        models: Mapping[str, Router],
+        discovery: SharedDiscovery,
+        *,
+        recordings: Recordings,
+        ready_when_any: bool,
     ) -> None:
         self._models = dict(models)
         self._routers = tuple(models.values())
         self._discovery = discovery
         self._ready_when_any = ready_when_any
+        self.recordings = recordings
         self.adapters = ModelAdapters({name: router.adapters for name, router in models.items()})
 
     # -- RouterPort ------------------------------------------------------------------------------

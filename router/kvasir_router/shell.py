@@ -41,6 +41,7 @@ from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.registry import DRAINING, READY, Registry
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
 from kvasir_router.machine_views import SansIoMachine
+from kvasir_router.recordings.recorder import Recordings
 from kvasir_router.requests.events import (
     AbortOn,
     AdaptersChanged,
@@ -78,10 +79,11 @@ class Router:
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
     `scales_to_zero`: the model may have no worker; requests start one if the planner reports so. `decisions`
-    is the log that the machine's fleet writes. `adapters` loads those of the model, None: there are none.
-    `fast_path` sends plain deltas without the machine; None sends each delta through it. `on_summary` is
-    called for each request that ended, `on_worker` for each change of a worker's state and for its load a few
-    times a second; both must not block or raise. The caller closes `discovery`.
+    is the log that the machine's fleet writes, `recordings` are those of all routers of the process.
+    `adapters` loads those of the model, None: there are none. `fast_path` sends plain deltas without the
+    machine; None sends each delta through it. `on_summary` is called for each request that ended, `on_worker`
+    for each change of a worker's state and for its load a few times a second; both must not block or raise.
+    The caller closes `discovery`.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Router:
         clock: Clock,
         *,
         decisions: DecisionLog,
+        recordings: Recordings,
         fast_path: FastPath | None = None,
         scales_to_zero: bool = False,
         adapters: AdapterControl | None = None,
@@ -104,6 +107,7 @@ class Router:
         self._discovery = discovery
         self._clock = clock
         self._decisions = decisions
+        self.recordings = recordings
         self._demand = DemandBook()
         self._sleeps = scales_to_zero
         self._awake_in_s: float | None = None
@@ -146,10 +150,14 @@ class Router:
         self._demand.arrived(request)
         try:
             effects = self._machine.handle(RequestArrived(request), self._clock.now())
-        except CapacityError:
+        except CapacityError as error:
             self._demand.refused()
+            if self.recordings.active:
+                self.recordings.refused(request, error.code, self._machine.fleet.blocks)
             raise
         self._sinks[request.request_id] = sink
+        if self.recordings.active:
+            self.recordings.arrived(request)
         self._after_turn()
         self._perform(effects)
 
@@ -376,7 +384,9 @@ class Router:
         if self._fast_path is not None:
             self._fast_path.close(effect.request_id)
         # Before the client is told of the end: it may ask for the decision record at once.
-        self._decisions.ended(effect.summary)
+        decision = self._decisions.ended(effect.summary)
+        if self.recordings.active:
+            self.recordings.ended(effect.summary, decision, self._machine.fleet.blocks)
         try:
             if sink is not None and isinstance(effect, FinishRequest):
                 sink.on_finish(effect.summary)

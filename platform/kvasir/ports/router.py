@@ -15,6 +15,7 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
 from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, Role, SloClass, Usage
 from kvasir.core.values import value
+from kvasir.ports.recordings import RecordingPort
 
 
 @value
@@ -368,6 +369,11 @@ class RequestPort(Protocol):
 
 class RouterPort(RequestPort, Protocol):
     """The interface of a router within its own process: requests, and views and commands for operators."""
+
+    @property
+    def recordings(self) -> RecordingPort:
+        """Records requests for readers."""
+        ...
 
     @property
     def adapters(self) -> AdapterPort:

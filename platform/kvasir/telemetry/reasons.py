@@ -255,6 +255,12 @@ _TABLE = (
         "Retry when the worker is back or has left; see `kvasir get workers`.",
     ),
     Reason("no_capacity", 503, "There is no capacity for the request.", "Retry after `Retry-After` seconds."),
+    Reason(
+        "too_many_recordings",
+        503,
+        "The router is recorded by as many readers as it can have.",
+        "End one; it is forgotten 30 s after its last call.",
+    ),
     Reason("no_workers", 503, "No worker can take the request.", "Retry; see /health/ready."),
     Reason("queue_full", 503, "The queue for workers is full.", "Retry after `Retry-After` seconds."),
     Reason(

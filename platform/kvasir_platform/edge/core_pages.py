@@ -16,6 +16,7 @@ from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
+from kvasir_platform.gateway.operator.recordings import RECORDINGS
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class PageRenderer(Protocol):
 
 class CorePages:
     """Serves page requests of edges. `status` renders the page of that name; `adapters` loads and
-    unloads them; `decision`, `drain` and `undrain` are for paths that end with a name."""
+    unloads them; `decision`, `recording`, `drain` and `undrain` are for paths that end with a name."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class CorePages:
         drain: PageRenderer,
         undrain: PageRenderer,
         adapters: PageRenderer,
+        recording: PageRenderer,
     ) -> None:
         self._figures = figures
         self._status = status
@@ -46,6 +48,7 @@ class CorePages:
         self._drain = drain
         self._undrain = undrain
         self._adapters = adapters
+        self._recording = recording
 
     def show(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
         """Call `then` once with the page, or with the error."""
@@ -69,6 +72,8 @@ class CorePages:
             return self._adapters
         if path == REGRET or path.startswith(DECISIONS):
             return self._decision
+        if path.startswith(RECORDINGS):
+            return self._recording
         if path.startswith(WORKERS) and path.endswith(DRAIN):
             return self._drain
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):

@@ -27,6 +27,7 @@ from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
+from kvasir_platform.gateway.operator.recordings import RecordingPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
@@ -101,6 +102,7 @@ class Edges:
                 drain=drains.drain,
                 undrain=drains.undrain,
                 adapters=AdapterPages(router.adapters).serve,
+                recording=RecordingPages(router.recordings).read,
             ),
             figures=figures,
             now=clock.now,

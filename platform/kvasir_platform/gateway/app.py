@@ -28,6 +28,7 @@ from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.operators import operators_here, remote_operators
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
+from kvasir_platform.gateway.operator.recordings import RECORDINGS
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
 from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
@@ -189,6 +190,8 @@ class Gateway:
             return "GET", self._callers_own(self._pages.model)
         if path.startswith(DECISIONS):
             return "GET", self._operators(self._operate.decision)
+        if path.startswith(RECORDINGS):
+            return "POST", self._operators(self._operate.recording)
         if path.startswith(WORKERS) and path.endswith(DRAIN):
             return "POST", self._operators(self._operate.drain)
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):

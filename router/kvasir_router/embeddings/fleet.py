@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
-from kvasir.core.requests import EngineLoad
+from kvasir.core.requests import EngineLoad, Request
 from kvasir.native import TreeStats
 from kvasir.ports.clock import Rng
 from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.transfer_counts import TransferCounts
-from kvasir_router.fleet.work import Worker, WorkerState
+from kvasir_router.fleet.work import PromptBlocks, Worker, WorkerState
 
 _BATCHES = 2
 _DRAWN = 8
@@ -69,6 +69,10 @@ class EmbeddingFleet:
     def ready(self) -> int:
         """Number of workers that serve."""
         return len(self._ready)
+
+    def blocks(self, request: Request) -> PromptBlocks:
+        """Return none: no prefix of inputs is tracked."""
+        return PromptBlocks(request.block_hashes[:0], 0, 0)
 
     # -- workers ---------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ def chosen_target(part: str, plan: Plan) -> RoutingTarget | None:
     return plan.decode if (part == "whole") == (plan.prefill is None) else None
 
 
-def _costs(table: TermTable) -> FloatColumn:
+def table_costs(table: TermTable) -> FloatColumn:
     """Return the sums of the terms; the smallest is best."""
     totals: FloatColumn = table.values.sum(axis=1)
     return -totals if table.unit == SCORE else totals
@@ -154,7 +154,7 @@ def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
     """Return the table with its best rows, which always include the chosen one."""
     if len(table.rows) <= PLACES:
         return table
-    best = np.argpartition(_costs(table), PLACES - 1)[:PLACES]
+    best = np.argpartition(table_costs(table), PLACES - 1)[:PLACES]
     target = chosen_target(table.part, plan)
     if target is not None and target not in [candidates.targets[row] for row in table.rows[best].tolist()]:
         (at,) = np.nonzero(table.rows == candidates.targets.index(target))
@@ -225,7 +225,7 @@ def _parts(entry: DecisionEntry) -> Iterator[PhaseRecord]:
         ranked: list[tuple[float, bool, CandidateRecord]] = []
         links = [None] * len(table.rows) if table.links is None else table.links.tolist()
         for row, values, cost, link in zip(
-            table.rows.tolist(), table.values, _costs(table), links, strict=True
+            table.rows.tolist(), table.values, table_costs(table), links, strict=True
         ):
             place = _place(entry, row, table, values, target)
             if link is not None:

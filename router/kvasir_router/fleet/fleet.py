@@ -24,7 +24,7 @@ from kvasir_router.fleet.place_loads import PlaceLoads, share
 from kvasir_router.fleet.reconcile import Reconciler
 from kvasir_router.fleet.selections import Selections
 from kvasir_router.fleet.transfer_counts import TransferCounts
-from kvasir_router.fleet.work import Charges, TargetLoad, Worker, WorkerState
+from kvasir_router.fleet.work import Charges, PromptBlocks, TargetLoad, Worker, WorkerState
 from kvasir_router.index import FleetIndex, IndexMode
 
 __all__ = ["Charges", "Fleet", "HashBlocks", "TargetLoad", "Worker", "WorkerState"]
@@ -185,6 +185,12 @@ class Fleet:
         if request.block_hashes or worker is None:
             return request.block_hashes
         return self._hash_blocks(request, worker.identity.kv.block_size)
+
+    def blocks(self, request: Request) -> PromptBlocks:
+        """Return the names of the prompt's whole blocks, and what is expected of the output."""
+        worker = next(iter(self.workers.values()), None)
+        size = 0 if worker is None else worker.identity.kv.block_size
+        return PromptBlocks(self.hashes(request), size, self.output_tokens(request) * request.sampling.n)
 
     def plan(
         self,

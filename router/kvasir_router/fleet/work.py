@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
@@ -137,3 +139,12 @@ class Worker:
         self.own_at_report = len(self.legs) + len(self.ghosts)
         self.foreign = max(0, load.running + load.waiting - self.own_at_report)
         self.foreign_waiting = min(self.foreign, load.waiting)
+
+
+class PromptBlocks(NamedTuple):
+    """The names of a prompt's whole blocks, their size in tokens (0: unknown), and the output that is
+    expected of the request."""
+
+    names: array[int]
+    block_size: int
+    expected_tokens: int

@@ -216,7 +216,7 @@ async def test_models_that_are_not_for_a_tenant_do_not_exist_for_it(edge: Any) -
     await chat(edge, "narrow", model="pirate")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/status", "/decisions/x"])
+@pytest.mark.parametrize("path", ["/metrics", "/status", "/decisions", "/decisions/x"])
 async def test_only_operators_see_the_deployment(edge: Any, path: str) -> None:
     reply = await edge.get(path, bearer("free"))
     assert (reply.status, json.loads(reply.body)["error"]["code"]) == (403, "operator_only")
@@ -228,6 +228,13 @@ async def test_only_operators_drain_workers(edge: Any) -> None:
     for key, status in (("free", 403), ("root", 202)):
         assert (await edge.post("/workers/w/drain", b"{}", bearer(key))).status == status
     assert [worker for worker, *_ in edge.router.drains] == ["w"]
+
+
+async def test_only_operators_record(edge: Any) -> None:
+    body = json.dumps({"salt": "ab" * 16}).encode()
+    for key, status in (("free", 403), ("root", 200)):
+        assert (await edge.post("/recordings/me", body, bearer(key))).status == status
+    assert len(edge.router.recordings.queries) == 1
 
 
 async def test_embeddings_are_charged_and_salted_too(start: Start, spec: dict[str, Any]) -> None:

@@ -79,7 +79,9 @@ def core_parts(
         router=router,
         limits=MemoryLimits(clock.now) if limits is None else limits,
         names=RequestNames(16),
-        pages=CorePages(figures, status=page, decision=page, drain=page, undrain=page, adapters=page),
+        pages=CorePages(
+            figures, status=page, decision=page, drain=page, undrain=page, adapters=page, recording=page
+        ),
         figures=figures,
         now=clock.now,
     )

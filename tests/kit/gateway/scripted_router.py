@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, ToolCallDelta, Usage
 from kvasir.ports.clock import Clock
+from kvasir.ports.recordings import RecordingBatch, RecordingQuery
 from kvasir.ports.router import (
     NO_BROWNOUT,
     AdmissionView,
@@ -160,6 +161,19 @@ class ScriptedAdapters:
         return ("prefill-1",)
 
 
+class ScriptedRecordings:
+    """RecordingPort for tests: `queries` are recorded, and answered with `batch`."""
+
+    def __init__(self) -> None:
+        self.queries: list[tuple[str, RecordingQuery]] = []
+        self.batch = RecordingBatch("r/1", 0.0, (), 0, 0, 0, False, 64)
+
+    def read(self, reader: str, query: RecordingQuery) -> RecordingBatch:
+        """Record the query."""
+        self.queries.append((reader, query))
+        return self.batch
+
+
 class ScriptedRouter:
     """RouterPort for tests. `script`, if set, answers each request in the next iteration of the loop."""
 
@@ -179,6 +193,7 @@ class ScriptedRouter:
         self.reasons: dict[str, str | None] = {}
         self.refusal: KvasirError | None = None
         self.adapters = ScriptedAdapters()
+        self.recordings = ScriptedRecordings()
 
     def submit(self, request: Request, sink: StreamSink) -> None:
         """Record the request, or raise `refusal` if one is set."""

@@ -164,6 +164,8 @@ async def test_the_core_shows_what_is_asked_of_the_whole_deployment() -> None:
         assert (await made.client.get("/decisions/x")).text == "/decisions/x"
         drained = await made.client.post("/workers/w/drain", json={"reason": "r"})
         assert drained.text == '/workers/w/drain{"reason":"r"}'
+        assert (await made.client.post("/recordings/me", json={})).text == "/recordings/me{}"
+        assert (await made.client.get("/decisions")).text == "/decisions"
         assert (await made.client.get("/metrics")).status_code == 200
         assert (await made.client.get("/health/ready")).status_code == 200
         assert (await made.client.get("/v1/models")).json()["data"][0]["id"] == "kvasir-tiny"

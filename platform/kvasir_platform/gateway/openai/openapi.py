@@ -132,6 +132,15 @@ _OPERATIONS = (
         tag="Operation",
     ),
     _Operation(
+        "/recordings/{reader}",
+        "post",
+        "readRecording",
+        "Read what was recorded of requests that ended; the first call begins the recording.",
+        answers.RecordingPage,
+        answers.RecordingRead,
+        tag="Operation",
+    ),
+    _Operation(
         "/workers/{worker_id}/drain",
         "post",
         "drainWorker",

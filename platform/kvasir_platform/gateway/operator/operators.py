@@ -14,6 +14,7 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
+from kvasir_platform.gateway.operator.recordings import RecordingPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.request_names import RequestNames
@@ -33,6 +34,7 @@ class OperatorPages:
     drain: Show
     undrain: Show
     adapters: Show
+    recording: Show
 
 
 def operators_here(
@@ -59,9 +61,11 @@ def operators_here(
         drains.drain,
         drains.undrain,
         AdapterPages(router.adapters).serve,
+        RecordingPages(router.recordings).read,
     )
 
 
 def remote_operators(core: RemoteCore) -> OperatorPages:
     """Return the pages of a router in another process, which serves all of them."""
-    return OperatorPages(core.names, core.show, core.show, core.show, core.show, core.show, core.show)
+    show = core.show
+    return OperatorPages(core.names, show, show, show, show, show, show, show)

@@ -315,6 +315,31 @@ class RegretPage(Struct):
     models: dict[str, ModelRegret]
 
 
+class RecordingRead(Struct, forbid_unknown_fields=True):
+    """What a reader of a recording asks for: see kvasir.ports.recordings. `salt` is in hexadecimal digits."""
+
+    salt: str
+    after: int = 0
+    block_tokens: int = 64
+    names: bool = False
+    decisions: bool = True
+    closing: bool = False
+
+
+class RecordingPage(Struct):
+    """Records of requests that have ended: see kvasir.ports.recordings, and docs/RECORDING.md for their
+    fields."""
+
+    opened: str
+    elapsed_s: float
+    records: list[dict[str, Any]]
+    last: int
+    dropped: int
+    running: int
+    more: bool
+    block_tokens: int
+
+
 class AdapterResult(Struct):
     """The adapter was loaded on these workers, or unloaded from them."""
 
