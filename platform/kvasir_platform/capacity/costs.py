@@ -27,7 +27,7 @@ class TokenPrices:
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
+class CostDay:
     """A day with this load: replica-hours and dollars with autoscaling, and with the size of the peak."""
 
     scaled_hours: float
@@ -42,14 +42,14 @@ class Day:
         return 1.0 - self.scaled_dollars / self.fixed_dollars if self.fixed_dollars else 0.0
 
 
-def day_of(sizes: Sequence[tuple[int, ...]], prices: Sequence[float]) -> Day:
+def day_of(sizes: Sequence[tuple[int, ...]], prices: Sequence[float]) -> CostDay:
     """Return the day in which pools with these `prices` per replica have these sizes, hour by hour. A replica
     takes time to start, so that an hour has the sizes of the next one if they are larger."""
     ahead = [tuple(map(max, now, soon)) for now, soon in zip(sizes, [*sizes[1:], sizes[0]], strict=True)]
     most = tuple(max(hour[pool] for hour in ahead) for pool in range(len(prices)))
     dollars = [sum(count * price for count, price in zip(hour, prices, strict=True)) for hour in ahead]
     fixed = sum(count * price for count, price in zip(most, prices, strict=True))
-    return Day(
+    return CostDay(
         scaled_hours=float(sum(map(sum, ahead))),
         fixed_hours=float(sum(most) * len(ahead)),
         scaled_dollars=sum(dollars),

@@ -133,8 +133,8 @@ class EngineOption:
     @property
     def title(self) -> str:
         """Hardware, layout and precision, such as `4 x H100, TP 4, fp8`."""
-        unit = "cores" if self.hardware.offered is None else self.hardware.name
-        parts = [f"{self.devices} x {unit}"]
+        cores = "1 core" if self.devices == 1 else f"{self.devices} cores"
+        parts = [cores if self.hardware.offered is None else f"{self.devices} x {self.hardware.name}"]
         parts += [self.layout] if self.shape.ranks > 1 else []
         parts += [self.shape.quantization] if self.shape.quantization != "none" else []
         parts += [f"{self.shape.kv_dtype} KV"] if self.shape.kv_dtype != "auto" else []

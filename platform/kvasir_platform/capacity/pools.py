@@ -29,6 +29,9 @@ TRANSFER_FIXED_S = 0.005
 _TAIL = 2.0
 """Standard deviations of the number of streams for which there must be room."""
 _LINK_BUSY = 0.7
+_MOST_BUSY = 0.85
+"""Share of the time in which a replica may compute prompts: above it, waits grow with every error of the
+load and of the coefficients."""
 
 
 class Mode(Enum):
@@ -106,7 +109,7 @@ class Experience:
     @cached_property
     def ttft_s(self) -> float:
         """The TTFT that the target's share of requests does not exceed."""
-        if self.prefill is None:
+        if self.prefill is None or not self.room:
             return math.inf
         return self.prefill.quantile(self.target.attainment, self.after_s)
 
@@ -118,6 +121,8 @@ class Experience:
     @cached_property
     def itl_s(self) -> float:
         """The mean ITL of a request that the target's share does not exceed."""
+        if not self.room:
+            return math.inf
         return 0.0 if self.decode is None else self.decode.quantile(self.target.attainment)
 
     @property
@@ -137,8 +142,8 @@ class Experience:
 
     @property
     def meets(self) -> bool:
-        """Whether the SLO is met and there is room."""
-        return self.room and self.met >= self.target.attainment
+        """Whether the SLO is met, and there is room and time to spare."""
+        return self.room and self.busy <= _MOST_BUSY and self.met >= self.target.attainment
 
 
 def _overload(target: ServiceTarget) -> Experience:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvasir.core.requests import Role
 from kvasir.performance.speculation import Speculation
-from kvasir_platform.capacity.costs import Day, TokenPrices, day_of, token_prices
+from kvasir_platform.capacity.costs import CostDay, TokenPrices, day_of, token_prices
 from kvasir_platform.capacity.engines import (
     CHUNKS,
     EngineOption,
@@ -78,7 +78,7 @@ class CapacityPlan:
     pair: Pair | None
     peak: Experience
     usual: Experience
-    day: Day
+    day: CostDay
     prices: TokenPrices
 
     @property
@@ -160,7 +160,9 @@ def search(request: PlanRequest) -> SearchResult:
         (planned(request, each) for each in _shortlist(found)),
         key=lambda plan: (not plan.priced, plan.day.scaled_dollars, sum(pool.devices for pool in plan.pools)),
     )
-    return SearchResult(request, tuple(plans), options)
+    # Plans that differ in the size of their chunks alone look alike.
+    first = {plan.title: plan for plan in reversed(plans)}
+    return SearchResult(request, tuple(plan for plan in plans if first[plan.title] is plan), options)
 
 
 def _shortlist(found: Sequence[_Sized]) -> list[_Sized]:

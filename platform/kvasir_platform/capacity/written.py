@@ -105,11 +105,11 @@ def _engine(pool: PlannedPool) -> dict[str, Any]:
     return data
 
 
-def values_of(plan: CapacityPlan, request: PlanRequest, version: str) -> dict[str, Any]:
-    """Return values of the Helm chart. `version` is that of the worker's image."""
+def values_of(plan: CapacityPlan, request: PlanRequest, version: str | None) -> dict[str, Any]:
+    """Return values of the Helm chart. `version` is that of the worker's image, None for the chart's."""
     gpus = any(pool.engine.option.hardware.offered is not None for pool in plan.pools)
     values: dict[str, Any] = {"config": _config(plan, request)}
-    if gpus:
+    if gpus and version is not None:
         values["images"] = {"worker": {"tag": f"{version}-cuda"}}
     values["pools"] = {pool_name(pool): _pod(pool) for pool in plan.pools}
     if "/" in request.model.source and not request.model.source.startswith("/"):

@@ -31,6 +31,7 @@ from kvasir_platform.cli.help_texts import (
     VERIFY_EPILOG,
 )
 from kvasir_platform.cli.lora_options import add_lora, run_lora
+from kvasir_platform.cli.plan.arguments import PLAN_EPILOG, add_plan_options
 from kvasir_platform.cli.verify.arguments import add_verify_options
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def parser() -> argparse.ArgumentParser:
     )
     commands.choices["scale"].add_argument("--name", help="the deployment, if several run")
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
+    add("plan", "compute what to run for a load, and what it costs", epilog=PLAN_EPILOG)
+    add_plan_options(commands.choices["plan"])
     add("verify", "check answers and measure speed of what runs", gateway, epilog=VERIFY_EPILOG)
     add_verify_options(commands.choices["verify"])
     add("version", "print the versions of Kvasir and its dependencies")
@@ -209,6 +212,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "keys": lambda: _keys(args, output),
         "lora": lambda: run_lora(args, _site(args), output),
         "bench": lambda: run_bench(args, output),
+        "plan": lambda: _plan(args, output),
         "verify": lambda: _verify(args, output),
         "version": lambda: _version(output),
     }
@@ -329,6 +333,12 @@ def _verify(args: argparse.Namespace, output: CommandOutput) -> int:
         quality=quality_options(args, site),
     )
     return verify(options, site, args.report, output, datetime.now(UTC))
+
+
+def _plan(args: argparse.Namespace, output: CommandOutput) -> int:
+    from kvasir_platform.cli.commands.plan import plan
+
+    return plan(args, output)
 
 
 def _version(output: CommandOutput) -> int:

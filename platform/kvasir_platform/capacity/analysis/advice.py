@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvasir.performance.step import PromptChunk, StepWork
+from kvasir_platform.capacity.analysis.memory import smallest
 from kvasir_platform.capacity.engines import EngineOption, HardwareChoice
-from kvasir_platform.capacity.memory import smallest
 from kvasir_platform.capacity.pools import SizedEngine
 from kvasir_platform.capacity.search import CapacityPlan, PlanRequest, SearchResult
 

@@ -16,7 +16,7 @@ from kvasir_platform.capacity.search import PlanRequest
 
 
 @dataclass(frozen=True, slots=True)
-class KvRoom:
+class KvCapacity:
     """What KV in one precision has room for: `batch` requests of the load's mean context, `users` of
     `context` tokens each, and one request of `longest` tokens."""
 
@@ -34,7 +34,7 @@ class MemoryBudget:
 
     option: EngineOption
     context: int
-    rooms: tuple[KvRoom, ...]
+    rooms: tuple[KvCapacity, ...]
 
     @property
     def rows(self) -> tuple[tuple[str, int], ...]:
@@ -82,10 +82,10 @@ def smallest(request: PlanRequest, hardware: HardwareChoice) -> EngineOption | N
     return min(options, key=lambda option: option.devices, default=None)
 
 
-def _room(option: EngineOption, kv_dtype: str, request: PlanRequest, context: int) -> KvRoom:
+def _room(option: EngineOption, kv_dtype: str, request: PlanRequest, context: int) -> KvCapacity:
     shape = replace(option.shape, kv_dtype=kv_dtype)
     held = replace(option, shape=shape, engine=replace(option.engine, shape=shape))
-    return KvRoom(
+    return KvCapacity(
         kv_dtype="16 bits" if kv_dtype == "auto" else kv_dtype,
         bytes_per_token=held.engine.kv_token_bytes(),
         batch=held.requests(request.traffic.context),

@@ -18,7 +18,7 @@ MEASURED_ERROR = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class BoundedValue:
     """A value with its bounds."""
 
     low: float
@@ -30,9 +30,9 @@ class Interval:
 class ErrorBars:
     """TTFT and ITL at the peak in seconds, and requests per second that meet the SLO then."""
 
-    ttft_s: Interval
-    itl_s: Interval
-    goodput: Interval
+    ttft_s: BoundedValue
+    itl_s: BoundedValue
+    goodput: BoundedValue
 
 
 def bounds_of(coefficients: Coefficients, error: float | None = None) -> tuple[Coefficients, Coefficients]:
@@ -68,19 +68,39 @@ def _scaled(found: Coefficients, slower: float) -> Coefficients:
 
 def error_bars(plan: CapacityPlan, rate: float, error: float | None = None) -> ErrorBars:
     """Return what the plan's replicas for the peak give at `rate`, its peak, with either bound."""
-    slow, fast = (_varied(plan, rate, at, error) for at in (0, 1))
-    peak = plan.peak
+    slow, fast = (_Varied(plan, at, error) for at in (0, 1))
+    peak, worst, best = plan.peak, slow.at(rate), fast.at(rate)
     return ErrorBars(
-        Interval(fast.ttft_s, peak.ttft_s, slow.ttft_s),
-        Interval(fast.itl_s, peak.itl_s, slow.itl_s),
-        Interval(rate * slow.met, rate * peak.met, rate * fast.met),
+        BoundedValue(best.ttft_s, peak.ttft_s, worst.ttft_s),
+        BoundedValue(best.itl_s, peak.itl_s, worst.itl_s),
+        BoundedValue(slow.goodput(rate), rate * peak.met, fast.goodput(rate)),
     )
 
 
-def _varied(plan: CapacityPlan, rate: float, bound: int, error: float | None) -> Experience:
-    pools = [_pool(pool, bound, error) for pool in plan.pools]
-    pair = plan.pair and Pair(pools[0].engine, pools[1].engine, plan.pair.bytes_per_s)
-    return experience(pools, pair, tuple(pool.replicas for pool in pools), rate, plan.peak.target)
+class _Varied:
+    """A plan with other coefficients."""
+
+    def __init__(self, plan: CapacityPlan, bound: int, error: float | None) -> None:
+        self._pools = [_pool(pool, bound, error) for pool in plan.pools]
+        first, last = self._pools[0].engine, self._pools[-1].engine
+        self._pair = plan.pair and Pair(first, last, plan.pair.bytes_per_s)
+        self._target = plan.peak.target
+
+    def at(self, rate: float) -> Experience:
+        """Return what requests see at a rate."""
+        replicas = tuple(pool.replicas for pool in self._pools)
+        return experience(self._pools, self._pair, replicas, rate, self._target)
+
+    def goodput(self, rate: float) -> float:
+        """Return the requests per second that meet the SLO if so many arrive at most, the rest being
+        refused."""
+        if (seen := self.at(rate)).meets:
+            return rate * seen.met
+        low, high = 0.0, rate
+        for _ in range(12):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.at(middle).meets else (low, middle)
+        return low * self.at(low).met if low else 0.0
 
 
 def _pool(pool: PlannedPool, bound: int, error: float | None) -> PlannedPool:

@@ -1,0 +1,308 @@
+"""The report of `kvasir plan` as tables of text, and as data for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvasir_platform.capacity.analysis.advice import HardwareAdvice, why_layout
+from kvasir_platform.capacity.analysis.memory import MemoryBudget
+from kvasir_platform.capacity.analysis.optimisations import Optimisation
+from kvasir_platform.capacity.analysis.uncertainty import BoundedValue, ErrorBars
+from kvasir_platform.capacity.pools import Mode, decode_limit
+from kvasir_platform.capacity.search import CapacityPlan, SearchResult
+from kvasir_platform.cli.common.output import table
+
+_GIB = 1 << 30
+_MARKS = {True: "yes", False: "NO", None: "-"}
+MEMORY_HEAD = (
+    "HARDWARE", "LAYOUT", "WEIGHTS", "ACTIVATIONS", "GRAPHS", "LIBRARIES", "KV", "OF", "BATCH", "USERS",
+    "LONGEST", "FP8: USERS", "LONGEST",
+)  # fmt: skip
+PLAN_HEAD = (
+    "", "PLAN", "TTFT", "ITL", "MET", "$/H PEAK", "$/H DAY", "$/M IN", "CACHED", "OUT",
+)  # fmt: skip
+ADVICE_HEAD = ("HARDWARE", "VERDICT", "STAGE", "OK", "WHY")
+SHEET_HEAD = ("OPTIMISATION", "PAYS", "WHY", "FIELD")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """All that a report may show. `plans` are the cheapest, each with its error bars."""
+
+    result: SearchResult
+    plans: tuple[tuple[CapacityPlan, ErrorBars], ...]
+    memory: tuple[MemoryBudget, ...]
+    advice: tuple[HardwareAdvice, ...]
+    sheet: tuple[Optimisation, ...]
+    arithmetic: tuple[str, ...]
+
+    @property
+    def coefficients(self) -> tuple[str, ...]:
+        """Where the coefficients of each kind of hardware come from."""
+        return tuple(f"{each.name}: {each.coefficients.source}" for each in self.result.request.hardware)
+
+
+def summary(report: PlanReport) -> Iterator[str]:
+    """Yield the lines of the report without advice and arithmetic."""
+    request = report.result.request
+    traffic, target, model = request.traffic, request.target, request.model
+    counted = " (weights counted from config.json)" if model.estimated else ""
+    yield f"{model.name}: {model.work.parameters / 1e9:.1f} billion parameters{counted}"
+    output = "" if traffic.embeds else f", {traffic.output:,.0f} output tokens"
+    yield (
+        f"load: {traffic.rate:.3g} requests/s, {traffic.peak:.3g} at the peak; {traffic.prompt:,.0f} prompt "
+        f"tokens, {traffic.cached:,.0f} of them cached{output}"
+    )
+    itl = "" if traffic.embeds else f", ITL within {target.itl_s * 1e3:g} ms"
+    yield f"SLO: TTFT within {target.ttft_s:g} s{itl}, for {target.attainment:.0%} of requests"
+    yield ""
+    yield (
+        f"memory of one device in GiB; users have {report.memory[0].context:,} tokens"
+        if report.memory
+        else ""
+    )
+    yield table(MEMORY_HEAD, [memory_row(each) for each in report.memory], range(2, len(MEMORY_HEAD)))
+    yield ""
+    if not report.plans:
+        yield from _nothing(report)
+        return
+    yield "the cheapest plans; TTFT and ITL at the peak"
+    rows = [plan_row(number, *each) for number, each in enumerate(report.plans, 1)]
+    yield table(PLAN_HEAD, rows, range(5, len(PLAN_HEAD)))
+    for number, (plan, _) in enumerate(report.plans, 1):
+        yield ""
+        yield from plan_notes(number, plan, report)
+    yield ""
+    yield f"coefficients: {'; '.join(sorted(set(source_texts(report))))}"
+
+
+def source_texts(report: PlanReport) -> Iterator[str]:
+    """Yield the sources of the coefficients of the plans' hardware."""
+    for plan, _ in report.plans:
+        for pool in plan.pools:
+            hardware = pool.engine.option.hardware
+            yield f"{hardware.name} {hardware.coefficients.source}"
+
+
+def _nothing(report: PlanReport) -> Iterator[str]:
+    if not report.result.options:
+        yield "the model fits on none of this hardware, in no layout"
+        yield "allow fp8 with --quantization any, name larger GPUs, or more of them"
+        return
+    yield "no plan meets the SLO at this load with this hardware"
+    yield "--advice says at which stage each fails; relax --slo, name other or more GPUs, or allow fp8"
+
+
+def memory_row(budget: MemoryBudget) -> tuple[str, ...]:
+    """Return the cells of one kind of hardware."""
+    option = budget.option
+    held = [f"{size / _GIB:.1f}" for _, size in budget.rows]
+    total = f"{option.fit.memory.budget / _GIB:.1f}"
+    if budget.missing:
+        return (
+            option.hardware.name, f"short by {budget.missing / _GIB:.1f}", *held, total, *["-"] * 5,
+        )  # fmt: skip
+    rooms = [(_count(room.batch), _count(room.users), f"{room.longest:,}") for room in budget.rooms] or [
+        ("-", "-", "-")
+    ] * 2
+    cells = (*rooms[0], *rooms[1][1:])
+    return option.hardware.name, f"{option.devices} x {option.layout}", *held, total, *cells
+
+
+def _count(value: float) -> str:
+    return "-" if math.isinf(value) else f"{value:,.0f}"
+
+
+def plan_row(number: int, plan: CapacityPlan, bars: ErrorBars) -> tuple[str, ...]:
+    """Return the cells of one plan."""
+    prices, itl = plan.prices, "-" if plan.mode is Mode.EMBEDDING else milliseconds(bars.itl_s)
+    money = (
+        (f"{plan.dollars_per_hour:,.2f}", f"{plan.mean_dollars_per_hour:,.2f}", _price(prices.input),
+         _price(prices.cached_input), _price(prices.output))
+        if plan.priced
+        else ("-",) * 5
+    )  # fmt: skip
+    return (str(number), plan.title, milliseconds(bars.ttft_s), itl, f"{plan.peak.met:.1%}", *money)
+
+
+def milliseconds(interval: BoundedValue) -> str:
+    """Return a time with its bounds."""
+    return f"{_ms(interval.value)} ms ({_ms(interval.low)}-{_ms(interval.high)})"
+
+
+def _ms(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "overload"
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"
+
+
+def _price(dollars: float | None) -> str:
+    return "-" if dollars is None else f"{dollars:.3f}"
+
+
+def plan_notes(number: int, plan: CapacityPlan, report: PlanReport) -> Iterator[str]:
+    """Yield what speaks for and against a plan."""
+    bars = next(found for each, found in report.plans if each is plan)
+    for pool in plan.pools:
+        why = why_layout(pool.engine, plan.peak.streams)
+        yield f"{number}. {pool.role.value}: {pool.engine.option.title}: {why}"
+    yield f"   {_bottleneck(plan)}"
+    peak = report.result.request.traffic.peak
+    yield (
+        f"   goodput {bars.goodput.value:.3g} of {peak:.3g} requests/s at the peak "
+        f"({bars.goodput.low:.3g}-{bars.goodput.high:.3g} with the worst and the best coefficients)"
+    )
+    usual = " + ".join(str(pool.usual) for pool in plan.pools)
+    yield (
+        f"   replicas: {usual} for the mean; a day takes {plan.day.scaled_hours:,.0f} replica-hours with "
+        f"autoscaling, {plan.day.fixed_hours:,.0f} without"
+    )
+    if number > 1 and plan.priced:
+        yield f"   {_trade(plan, report.plans[0][0])}"
+
+
+def _bottleneck(plan: CapacityPlan) -> str:
+    pool = plan.pools[-1]
+    if plan.mode is Mode.EMBEDDING:
+        return f"bottleneck: arithmetic of prompts; a replica is {plan.peak.busy:.0%} busy"
+    limit = decode_limit(pool.engine, plan.peak.streams).value
+    seats = pool.engine.seats
+    return (
+        f"at the peak a replica computes prompts for {plan.peak.busy:.0%} of the time and decodes "
+        f"{plan.peak.streams:.0f} streams of {seats:,.0f}; its decode steps are limited by {limit}"
+    )
+
+
+def _trade(plan: CapacityPlan, best: CapacityPlan) -> str:
+    more = plan.mean_dollars_per_hour / best.mean_dollars_per_hour - 1 if best.mean_dollars_per_hour else 0.0
+    changes = [f"{more:+.0%} cost"]
+    for name, ours, theirs in (
+        ("TTFT", plan.peak.ttft_s, best.peak.ttft_s),
+        ("ITL", plan.peak.itl_s, best.peak.itl_s),
+    ):
+        if theirs > 0.0 and math.isfinite(ours) and math.isfinite(theirs):
+            changes.append(f"{ours / theirs - 1:+.0%} {name}")
+    devices = sum(pool.devices for pool in plan.pools), sum(pool.devices for pool in best.pools)
+    changes.append(f"{devices[0]} devices in place of {devices[1]}")
+    return f"against 1: {', '.join(changes)}"
+
+
+def advice_lines(report: PlanReport) -> Iterator[str]:
+    """Yield the decision by stages, and the list of optimisations."""
+    rows = []
+    for each in report.advice:
+        name, verdict = each.hardware.name, each.verdict
+        for stage in each.stages:
+            rows.append((name, verdict, stage.question, _MARKS[stage.passed], stage.answer))
+            name = verdict = ""
+    yield "which hardware, in stages"
+    yield table(ADVICE_HEAD, rows)
+    if report.sheet:
+        yield ""
+        yield "which optimisation pays, for plan 1"
+        yield table(
+            SHEET_HEAD, [(each.name, _MARKS[each.pays], each.reason, each.field) for each in report.sheet]
+        )
+
+
+def arithmetic_lines(report: PlanReport) -> Iterator[str]:
+    """Yield the arithmetic of plan 1, indented under its parts."""
+    for line in report.arithmetic:
+        yield line if line.endswith(":") else f"  {line}"
+
+
+def as_data(report: PlanReport) -> dict[str, Any]:
+    """Return the report for programs; infinite numbers are None."""
+    request = report.result.request
+    traffic = request.traffic
+    found: dict[str, Any] = {
+        "model": {
+            "name": request.model.name,
+            "source": request.model.source,
+            "parameters": request.model.work.parameters,
+            "weights_counted": request.model.estimated,
+        },
+        "traffic": {
+            "rate": traffic.rate,
+            "peak": traffic.peak,
+            "prompt_tokens": traffic.prompt,
+            "cached_tokens": traffic.cached,
+            "output_tokens": traffic.output,
+            "burstiness": traffic.burstiness,
+        },
+        "slo": asdict(request.target),
+        "max_model_len": request.max_model_len,
+        "memory": [_memory(each) for each in report.memory],
+        "plans": [_plan(plan, bars) for plan, bars in report.plans],
+        "advice": [
+            {
+                "hardware": each.hardware.name,
+                "verdict": each.verdict,
+                "bandwidth_per_dollar": each.bandwidth_per_dollar,
+                "stages": [asdict(stage) for stage in each.stages],
+            }
+            for each in report.advice
+        ],
+        "optimisations": [asdict(each) for each in report.sheet],
+        "arithmetic": list(report.arithmetic),
+        "coefficients": sorted(set(source_texts(report))),
+    }
+    return _finite(found)  # type: ignore[no-any-return]
+
+
+def _memory(budget: MemoryBudget) -> dict[str, Any]:
+    option = budget.option
+    return {
+        "hardware": option.hardware.name,
+        "price": option.hardware.offer.price_text,
+        "devices": option.devices,
+        "layout": option.layout,
+        "fits": option.fits,
+        "missing_bytes": budget.missing,
+        "budget_bytes": option.fit.memory.budget,
+        "bytes": dict(budget.rows),
+        "context": budget.context,
+        "kv": [asdict(room) for room in budget.rooms],
+    }
+
+
+def _plan(plan: CapacityPlan, bars: ErrorBars) -> dict[str, Any]:
+    return {
+        "title": plan.title,
+        "mode": plan.mode.value,
+        "pools": [
+            {
+                "role": pool.role.value,
+                "hardware": pool.engine.option.hardware.name,
+                "devices": pool.engine.option.devices,
+                "layout": pool.engine.option.layout,
+                "replicas": pool.replicas,
+                "usual_replicas": pool.usual,
+                "why": why_layout(pool.engine, plan.peak.streams),
+                "coefficients": pool.engine.option.hardware.coefficients.source,
+            }
+            for pool in plan.pools
+        ],
+        "ttft_s": asdict(bars.ttft_s),
+        "itl_s": asdict(bars.itl_s),
+        "goodput": asdict(bars.goodput),
+        "met": plan.peak.met,
+        "busy": plan.peak.busy,
+        "streams": plan.peak.streams,
+        "transfer_s": plan.pair and sum(plan.pair.transfer_s) / len(plan.pair.transfer_s),
+        "dollars_per_hour": plan.dollars_per_hour if plan.priced else None,
+        "mean_dollars_per_hour": plan.mean_dollars_per_hour if plan.priced else None,
+        "dollars_per_million": asdict(plan.prices) if plan.priced else None,
+        "day": asdict(plan.day),
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

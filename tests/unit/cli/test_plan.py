@@ -1,0 +1,262 @@
+"""`kvasir plan` says what to run for a load, writes what runs, and names what is wrong with its options."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.helm.rendering import render, values
+
+from kvasir.core.errors import ConfigError
+from kvasir_platform.cli.main import main
+from kvasir_platform.cli.plan import png
+
+LOAD = ("--rate", "10", "--prompt-tokens", "1500/4000", "--output-tokens", "250/700", "--prefix-share", "0.3")
+LLAMA = ("plan", "llama-3.1-8b", *LOAD, "--gpus", "H100,L40S")
+
+
+def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    found = capsys.readouterr()
+    return status, found.out, found.err
+
+
+def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    status, out, _ = ran(capsys, *arguments, "--json")
+    assert status == 0
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_the_report_has_memory_plans_reasons_and_the_source_of_coefficients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, _ = ran(capsys, *LLAMA)
+    assert status == 0
+    assert "HARDWARE" in out
+    assert "1  " in out
+    assert "limited by memory" in out
+    assert "H100 data sheet" in out
+
+
+def test_the_json_has_all_that_the_text_has(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, *LLAMA)
+    plan = found["plans"][0]
+    assert len(found["plans"]) == 3
+    assert plan["ttft_s"]["low"] < plan["ttft_s"]["value"] <= found["slo"]["ttft_s"]
+    assert plan["itl_s"]["value"] <= found["slo"]["itl_s"]
+    assert plan["dollars_per_hour"] > plan["mean_dollars_per_hour"] > 0
+    assert plan["day"]["scaled_hours"] < plan["day"]["fixed_hours"]
+    assert {"input", "cached_input", "output"} == set(plan["dollars_per_million"])
+    (h100,) = (each for each in found["memory"] if each["hardware"] == "H100")
+    assert sum(h100["bytes"].values()) == pytest.approx(h100["budget_bytes"], rel=1e-6)
+    assert h100["kv"][1]["users"] == pytest.approx(2 * h100["kv"][0]["users"], rel=0.01)
+
+
+def test_prices_of_tokens_add_up_to_the_cost_of_the_day(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, *LLAMA)
+    traffic = found["traffic"]
+    computed = traffic["prompt_tokens"] - traffic["cached_tokens"]
+    for plan in found["plans"]:
+        price = plan["dollars_per_million"]
+        request = (
+            computed * price["input"]
+            + traffic["cached_tokens"] * price["cached_input"]
+            + traffic["output_tokens"] * price["output"]
+        ) / 1e6
+        assert request * traffic["rate"] * 3600 == pytest.approx(plan["mean_dollars_per_hour"])
+
+
+def test_a_tighter_slo_and_a_higher_load_cost_more(capsys: pytest.CaptureFixture[str]) -> None:
+    usual, tight, busy = (
+        data(capsys, *LLAMA, *more)["plans"][0]["dollars_per_hour"]
+        for more in ((), ("--slo", "ttft=0.5,itl=0.02"), ("--peak", "60"))
+    )
+    assert usual < tight
+    assert usual < busy
+
+
+def test_the_arithmetic_and_the_advice_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ran(capsys, *LLAMA, "--explain", "--advice")
+    assert status == 0
+    for part in ("Little's law", "Erlang C", "ridge: 989 TFLOP/s / 3.35 TB/s = 295", "interconnect?"):
+        assert part in out
+    for name in ("prefix caching", "speculation", "FP8 weights", "FP8 KV", "autoscaling", "chunked prefill"):
+        assert name in out
+
+
+def test_a_model_that_fits_nowhere_is_said_not_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ran(capsys, "plan", "llama-3.1-405b", "--gpus", "L4:4", "--advice")
+    assert status == 1
+    assert "short by" in out
+    assert "the model fits on none of this hardware" in out
+    assert "no: fits?" in out
+
+
+def test_an_slo_that_no_number_of_replicas_meets_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ran(
+        capsys, "plan", "llama-3.1-70b", "--gpus", "A100:16", "--slo", "itl=0.001", "--advice"
+    )
+    assert status == 1
+    assert "no plan meets the SLO" in out
+    assert "no: bandwidth?" in out
+
+
+def test_no_plan_takes_more_gpus_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, "plan", "llama-3.1-8b", "--rate", "8", "--gpus", "H100:2,L40S:3")
+    for plan in found["plans"]:
+        used: dict[str, int] = {}
+        for pool in plan["pools"]:
+            used[pool["hardware"]] = used.get(pool["hardware"], 0) + pool["replicas"] * pool["devices"]
+        assert used.get("H100", 0) <= 2
+        assert used.get("L40S", 0) <= 3
+
+
+def test_embeddings_get_a_pool_without_itl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ("plan", "bge-m3", "--rate", "100", "--prompt-tokens", "400", "--gpus", "L4")
+    found = data(capsys, *arguments, "--write", str(tmp_path))
+    assert found["plans"][0]["mode"] == "embedding"
+    assert found["plans"][0]["dollars_per_million"]["output"] is None
+    assert main(["config", "validate", "-f", str(tmp_path / "kvasir.yaml")]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*LLAMA, "--mode", "disaggregated", "--quantization", "any", "--kv-dtype", "any"),
+        (*LLAMA, "--mode", "aggregated", "--speculate", "3"),
+        ("plan", "qwen3-30b-a3b", "--gpus", "A100", "--rate", "5"),
+        ("plan", "deepseek-v3", "--gpus", "H100", "--rate", "5"),
+    ],
+    ids=["disaggregated", "speculating", "experts", "nodes"],
+)
+def test_what_is_written_is_valid_for_kvasir_and_for_the_chart(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    assert ran(capsys, *arguments, "--write", str(tmp_path))[0] == 0
+    assert ran(capsys, "config", "validate", "-f", str(tmp_path / "kvasir.yaml"))[0] == 0
+    assert render(values(tmp_path / "values.yaml")).of_kind("RayCluster")
+
+
+def test_a_written_plan_for_this_machine_is_ready_to_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("plan", "kvasir-tiny", "--gpus", "CPU:1", "--prompt-tokens", "200", "--output-tokens", "50")
+    assert ran(capsys, *arguments, "--write", str(tmp_path))[0] == 0
+    status, out, _ = ran(capsys, "check", "-f", str(tmp_path / "kvasir.yaml"), "--port", "0")
+    assert status == 0, out
+    assert "ready to start" in out
+
+
+def test_a_config_json_alone_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+             "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 8192}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    found = data(capsys, "plan", "--config", str(folder / "config.json"), "--gpus", "H100")
+    assert found["model"]["name"] == "my-model"
+    assert found["model"]["weights_counted"]
+
+
+def test_a_workload_gives_the_load(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, "plan", "llama-3.1-8b", "--workload", "chat:rate=5,duration=600", "--gpus", "H100")
+    assert found["traffic"]["rate"] == pytest.approx(5, rel=0.2)
+    assert found["traffic"]["cached_tokens"] > 0
+
+
+def test_prices_of_a_file_change_the_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text("gpus: [{name: H100, dollars_per_hour: 29.9}]")
+    arguments = ("plan", "llama-3.1-8b", "--gpus", "H100", "--mode", "aggregated")
+    cheap, dear = (
+        data(capsys, *arguments, *more)["plans"][0]["dollars_per_hour"]
+        for more in ((), ("--catalogue", str(path)))
+    )
+    assert dear == pytest.approx(10 * cheap)
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_has_charts_and_needs_no_other_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.html"
+    assert ran(capsys, *LLAMA, "--html", str(path))[0] == 0
+    found = _Tags()
+    found.feed(path.read_text(encoding="utf-8"))
+    assert found.tags.count("svg") == 2
+    assert found.tags.count("polyline") >= 4
+    assert found.addresses == []
+    assert "script" not in found.tags
+
+
+def test_the_chart_is_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.png"
+    assert ran(capsys, *LLAMA, "--png", str(path))[0] == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"install kvasir\[charts\]"):
+        png.draw((), tmp_path / "plan.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name either a model or --config"),
+        (("llama-3.1-8b", "--config", "config.json"), "name either a model or --config"),
+        (("llama-3.1-8b", "--gpus", "H1000"), "H1000 is not in the catalogue"),
+        (("llama-3.1-8b", "--gpus", "H100:many"), "a number of devices"),
+        (("llama-3.1-8b", "--gpus", "H100,H100:2"), "named twice"),
+        (("llama-3.1-8b", "--rate", "5", "--peak", "1"), "below the mean"),
+        (("llama-3.1-8b", "--workload", "chat", "--rate", "5"), "leave one out"),
+        (("llama-3.1-8b", "--workload", "chats"), "chats is no preset"),
+        (("llama-2-7b", "--prompt-tokens", "9000"), "4096 positions"),
+        (("llama-3.1-8b", "--max-model-len", "100"), "the longest request has 1250 tokens"),
+        (("llama-3.1-8b", "--catalogue", "none.yaml"), "no such file"),
+        (("--config", "other.json"), "is called config.json"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    status, _, err = ran(capsys, "plan", *arguments)
+    assert status == 2
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--slo", "ttfb=1"),
+        ("--slo", "ttft=0"),
+        ("--slo", "attainment=1.5"),
+        ("--prompt-tokens", "100/50"),
+        ("--prefix-share", "2"),
+        ("--rate", "0"),
+        ("--speculate", "99"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "llama-3.1-8b", option, value])
+    assert stopped.value.code == 2
+    assert option in capsys.readouterr().err
