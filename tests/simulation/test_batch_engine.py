@@ -17,13 +17,13 @@ from kvasir.performance.device import device_of
 from kvasir.performance.step import EngineModel, PromptChunk
 from kvasir.performance.work import dense_work
 from kvasir.sizing.shape import EngineShape
+from kvasir_platform.sim.engine.batch_engine import BatchEngine
+from kvasir_platform.sim.engine.options import Batching, BatchOptions, Preemption, SpeculationOptions
+from kvasir_platform.sim.engine.replica import EngineReplica, ReplicaMemory
+from kvasir_platform.sim.engine.sequence import EngineLeg
+from kvasir_platform.sim.engine.step_costs import StepCosts
+from kvasir_platform.sim.engine.step_run import GapBins
 from kvasir_platform.sim.replay.cache import BlockCache
-from kvasir_platform.sim.server.engine import BatchEngine
-from kvasir_platform.sim.server.options import Batching, BatchOptions, Preemption, SpeculationOptions
-from kvasir_platform.sim.server.replica import EngineReplica, ReplicaMemory
-from kvasir_platform.sim.server.sequence import EngineLeg
-from kvasir_platform.sim.server.step_costs import StepCosts
-from kvasir_platform.sim.server.step_run import GapBins
 from kvasir_platform.workload.requests import block_name
 
 BLOCK = 16

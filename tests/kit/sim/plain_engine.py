@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvasir.performance.step import PromptChunk
-from kvasir_platform.sim.server.options import Batching, Preemption
-from kvasir_platform.sim.server.replica import EngineReplica
-from kvasir_platform.sim.server.sequence import EngineLeg
-from kvasir_platform.sim.server.step_costs import StepCosts
+from kvasir_platform.sim.engine.options import Batching, Preemption
+from kvasir_platform.sim.engine.replica import EngineReplica
+from kvasir_platform.sim.engine.sequence import EngineLeg
+from kvasir_platform.sim.engine.step_costs import StepCosts
 
 
 @dataclass(eq=False)

@@ -1,2 +1,1 @@
-"""The whole server in virtual time: engines by the performance model, behind the production router, admission
-and planner."""
+"""The whole server in virtual time: simulated engines behind the production router, admission and planner."""

@@ -11,11 +11,11 @@ from collections import deque
 from heapq import heappop, heappush
 
 from kvasir.core.requests import Leg
+from kvasir_platform.sim.engine.kv_room import KvRoom, restart
+from kvasir_platform.sim.engine.options import Batching, Preemption
+from kvasir_platform.sim.engine.replica import EngineReplica
+from kvasir_platform.sim.engine.sequence import EngineLeg, EngineTotals
 from kvasir_platform.sim.replay.cache import BlockCache
-from kvasir_platform.sim.server.kv_room import KvRoom, restart
-from kvasir_platform.sim.server.options import Batching, Preemption
-from kvasir_platform.sim.server.replica import EngineReplica
-from kvasir_platform.sim.server.sequence import EngineLeg, EngineTotals
 
 _NEVER = math.inf
 # Of a token: what is smaller counts as generated.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvasir_platform.sim.server.sequence import EngineLeg
+from kvasir_platform.sim.engine.sequence import EngineLeg
 
 
 @dataclass(slots=True, eq=False)

@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Sequence
 
 from kvasir.core.requests import Leg
+from kvasir_platform.sim.engine.options import BatchOptions
+from kvasir_platform.sim.engine.sequence import EngineLeg
 from kvasir_platform.sim.replay.cache import BlockCache, Hit
-from kvasir_platform.sim.server.options import BatchOptions
-from kvasir_platform.sim.server.sequence import EngineLeg
 
 _NO_NAMES = array("Q")
 

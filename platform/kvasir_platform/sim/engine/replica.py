@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.requests import Role
 from kvasir.performance.step import EngineModel
-from kvasir_platform.sim.server.options import BatchOptions
+from kvasir_platform.sim.engine.options import BatchOptions
 
 SIM_MODEL = "simulated"
 
@@ -50,7 +50,7 @@ class EngineReplica:
         """Bytes of the weights, of all ranks together."""
         return self.model.work.parameters * self.model.weight_bytes
 
-    def identity(self, worker_id: str, role: Role) -> WorkerIdentity:
+    def identity(self, worker_id: str, pool: str, role: Role) -> WorkerIdentity:
         """Return what such a worker reports of itself."""
         model, block = self.model, self.memory.block_tokens
         shards = model.shape.ranks
@@ -68,7 +68,7 @@ class EngineReplica:
         return WorkerIdentity(
             worker_id=worker_id,
             epoch=1,
-            pool=role.value,
+            pool=pool,
             role=role,
             model=SIM_MODEL,
             revision="",

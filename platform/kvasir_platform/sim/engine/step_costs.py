@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvasir.performance.step import EngineModel, PromptChunk, StepWork
-from kvasir_platform.sim.server.options import BatchOptions
+from kvasir_platform.sim.engine.options import BatchOptions
 
 _FIRST = 8
 _MOST_LINES = 1 << 16

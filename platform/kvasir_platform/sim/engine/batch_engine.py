@@ -12,12 +12,12 @@ import math
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineLoad
 from kvasir.performance.step import PromptChunk
+from kvasir_platform.sim.engine.replica import EngineReplica
+from kvasir_platform.sim.engine.sequence import EngineEvents, EngineLeg, EngineTotals
+from kvasir_platform.sim.engine.sequences import BatchSequences, PromptParts
+from kvasir_platform.sim.engine.step_costs import StepCosts
+from kvasir_platform.sim.engine.step_run import GapBins, StepRun
 from kvasir_platform.sim.replay.cache import BlockCache
-from kvasir_platform.sim.server.replica import EngineReplica
-from kvasir_platform.sim.server.sequence import EngineEvents, EngineLeg, EngineTotals
-from kvasir_platform.sim.server.sequences import BatchSequences, PromptParts
-from kvasir_platform.sim.server.step_costs import StepCosts
-from kvasir_platform.sim.server.step_run import GapBins, StepRun
 
 _NEVER = math.inf
 
@@ -106,6 +106,10 @@ class BatchEngine:
         if run is not None:
             self._finish(run)
         self._schedule()
+        for leg in batch.computed:
+            if leg.pulls:
+                # A pulled prompt comes without a token: the step that begins makes it.
+                leg.first_s = self._boundary + (self._run.after(1) if self._run is not None else 0.0)
         found = EngineEvents(tuple(batch.computed), tuple(batch.ended))
         batch.computed.clear()
         batch.ended.clear()

@@ -1,0 +1,1 @@
+"""Engines in virtual time: batches of sequences whose steps take what the performance model says."""
