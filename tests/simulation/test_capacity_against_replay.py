@@ -20,6 +20,7 @@ from kvasir.hardware.offers import catalogue
 from kvasir.performance.coefficients import DATA_SHEET
 from kvasir.performance.step import EngineModel, PromptChunk, StepWork
 from kvasir.sizing.shape import EngineShape
+from kvasir_platform.capacity.assumed import measured
 from kvasir_platform.capacity.engines import EngineOption, engine_option, gpu_choice
 from kvasir_platform.capacity.models import known_model
 from kvasir_platform.capacity.pools import (
@@ -49,7 +50,7 @@ def option() -> EngineOption:
     assert model is not None
     (h100,) = (each for each in catalogue() if each.name == "H100")
     # Trace replay has no time of a request before its first step.
-    hardware = gpu_choice(h100, coefficients=replace(DATA_SHEET, request_s=0.0))
+    hardware = gpu_choice(h100, assumed=measured(replace(DATA_SHEET, request_s=0.0), 0.0))
     shape = EngineShape(max_model_len=16_384, max_num_seqs=256, max_num_batched_tokens=2048)
     return engine_option(model, hardware, shape)
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from kvasir.hardware.gpus import GIB
 from kvasir.hardware.offers import GpuOffer, OfferedGpu
-from kvasir.performance.coefficients import DATA_SHEET, Coefficients
-from kvasir.performance.device import Device, device_of
+from kvasir.performance.coefficients import Coefficients
+from kvasir.performance.device import Device, device_of, reference_device
 from kvasir.performance.engines import engine_model
 from kvasir.performance.step import EngineModel
 from kvasir.sizing.fit import Fit, Need, RankMemory, fit, need_of
 from kvasir.sizing.kv import kv_need
 from kvasir.sizing.shape import EngineShape
+from kvasir_platform.capacity.assumed import FROM_DATA_SHEET, AssumedCoefficients
 from kvasir_platform.capacity.models import PlannedModel
 
 CPU = "CPU"
@@ -29,6 +30,7 @@ _CORE_FLOPS = 6.4e10
 """A core with AVX-512 at 2 GHz: two units of sixteen numbers, multiplied and added."""
 _CORE_BYTES_PER_S = 8e9
 _CORE_MEMORY = 4 * GIB
+_MEASURED_MEMORY = 16 * GIB
 CPU_CORE = GpuOffer(0.09, "AWS c7i, two vCPUs, us-east-1", "2025-06")
 CHUNKS = (2048, 8192)
 """Values of engine.max_num_batched_tokens that plans compare."""
@@ -37,12 +39,18 @@ CHUNKS = (2048, 8192)
 @dataclass(frozen=True, slots=True)
 class HardwareChoice:
     """A kind of hardware, and how many devices there are, None for as many as are wanted. `offered` is None
-    for CPUs, whose device is one core."""
+    for CPUs, whose device is one core, or, if it is not `divisible`, as many as a profile was measured on."""
 
     device: Device
     offered: OfferedGpu | None
     count: int | None = None
-    coefficients: Coefficients = DATA_SHEET
+    assumed: AssumedCoefficients = FROM_DATA_SHEET
+    divisible: bool = True
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """What plans are sized with."""
+        return self.assumed.value
 
     @property
     def name(self) -> str:
@@ -77,14 +85,14 @@ class HardwareChoice:
 
 
 def gpu_choice(
-    offered: OfferedGpu, count: int | None = None, coefficients: Coefficients = DATA_SHEET
+    offered: OfferedGpu, count: int | None = None, assumed: AssumedCoefficients = FROM_DATA_SHEET
 ) -> HardwareChoice:
     """Return GPUs of the catalogue as a choice."""
     device = device_of(offered.gpu, dollars_per_hour=offered.offer.dollars_per_hour)
-    return HardwareChoice(replace(device, per_node=offered.offer.per_node), offered, count, coefficients)
+    return HardwareChoice(replace(device, per_node=offered.offer.per_node), offered, count, assumed)
 
 
-def cpu_choice(cores: int | None = None, coefficients: Coefficients = DATA_SHEET) -> HardwareChoice:
+def cpu_choice(cores: int | None = None) -> HardwareChoice:
     """Return CPU cores as a choice: rough rates of a current server, to be replaced by a profile."""
     core = Device(
         CPU,
@@ -95,7 +103,17 @@ def cpu_choice(cores: int | None = None, coefficients: Coefficients = DATA_SHEET
         memory_bytes=_CORE_MEMORY,
         dollars_per_hour=CPU_CORE.dollars_per_hour,
     )
-    return HardwareChoice(core, None, cores, coefficients)
+    return HardwareChoice(core, None, cores)
+
+
+def measured_cpu(count: int | None, assumed: AssumedCoefficients) -> HardwareChoice:
+    """Return engines on CPUs as a profile measured them, whose coefficients refer to reference rates."""
+    device = replace(
+        reference_device(CPU),
+        memory_bytes=_MEASURED_MEMORY,
+        dollars_per_hour=CPU_CORE.dollars_per_hour,
+    )
+    return HardwareChoice(device, None, count, assumed, divisible=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +151,8 @@ class EngineOption:
     @property
     def title(self) -> str:
         """Hardware, layout and precision, such as `4 x H100, TP 4, fp8`."""
-        cores = "1 core" if self.devices == 1 else f"{self.devices} cores"
+        unit = "core" if self.hardware.divisible else "CPU engine"
+        cores = f"1 {unit}" if self.devices == 1 else f"{self.devices} {unit}s"
         parts = [cores if self.hardware.offered is None else f"{self.devices} x {self.hardware.name}"]
         parts += [self.layout] if self.shape.ranks > 1 else []
         parts += [self.shape.quantization] if self.shape.quantization != "none" else []
@@ -238,7 +257,7 @@ def engine_options(
 
 
 def _on_cpus(model: PlannedModel, hardware: HardwareChoice, base: EngineShape) -> Iterator[EngineOption]:
-    for cores in _CPU_CORES:
+    for cores in _CPU_CORES if hardware.divisible else (1,):
         option = engine_option(model, hardware, base, cores=cores)
         if option.fits and _available(option):
             yield option

@@ -14,6 +14,7 @@ from kvasir_platform.capacity.engines import (
     EngineOption,
     HardwareChoice,
     PrecisionChoice,
+    engine_option,
     engine_options,
 )
 from kvasir_platform.capacity.models import PlannedModel
@@ -209,7 +210,13 @@ def _candidates(request: PlanRequest, options: Sequence[EngineOption]) -> Iterat
 
 def _pairs(request: PlanRequest, engines: Sequence[SizedEngine]) -> Iterator[_Sized]:
     """Pairs of the engines that compute most prompts, and of those that decode most tokens, for a dollar."""
-    usable = [each for each in engines if each.option.shape.pipeline == 1 and each.option.shape.data == 1]
+    usable = [
+        moving
+        for each in engines
+        if each.option.shape.pipeline == 1
+        and each.option.shape.data == 1
+        and (moving := _moving(each)).option.fits
+    ]
     prefills = _best_of(usable, request, prefill=True)
     decodes = _best_of(usable, request, prefill=False)
     for prefill in prefills:
@@ -221,6 +228,16 @@ def _pairs(request: PlanRequest, engines: Sequence[SizedEngine]) -> Iterator[_Si
             sizes = pair_of_pools(pair, request.traffic.peak, request.target)
             if sizes is not None and _enough(pair, sizes):
                 yield _Sized(Mode.DISAGGREGATED, (pair.prefill, pair.decode), pair, sizes)
+
+
+def _moving(engine: SizedEngine) -> SizedEngine:
+    """Return the engine as its KV can be moved: then layers with a window keep every token."""
+    option = engine.option
+    if not any(each.window for each in option.engine.work.attention):
+        return engine
+    shape = replace(option.shape, keeps_windows=False)
+    moving = engine_option(option.model, option.hardware, shape, cores=option.devices)
+    return replace(engine, option=moving)
 
 
 def _exchange(prefill: EngineOption, decode: EngineOption) -> bool:

@@ -98,6 +98,9 @@ def _add_choices(group: argparse._ArgumentGroup) -> None:
         "--profile", type=Path, metavar="FILE", help="measurements of `kvasir calibrate`, for their hardware"
     )
     group.add_argument(
+        "--cautious", action="store_true", help="size with the slowest likely coefficients, not the middle"
+    )
+    group.add_argument(
         "--mode", choices=("auto", "aggregated", "disaggregated"), default="auto", help="default: auto"
     )
     group.add_argument(

@@ -14,6 +14,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.hardware.offers import OfferedGpu, catalogue
 from kvasir.performance.speculation import Speculation
 from kvasir_platform.capacity.analysis.optimisations import precisions
+from kvasir_platform.capacity.assumed import cautious
 from kvasir_platform.capacity.engines import CPU, HardwareChoice, cpu_choice, gpu_choice
 from kvasir_platform.capacity.known_models import KNOWN_MODELS
 from kvasir_platform.capacity.models import PlannedModel, known_model, planned_model
@@ -47,9 +48,12 @@ def read_request(args: argparse.Namespace) -> PlanRequest:
         "disaggregated": (Mode.DISAGGREGATED,),
     }[args.mode]
     slo = args.slo
+    hardware = read_hardware(args.gpus, args.catalogue)
+    if args.cautious:
+        hardware = tuple(replace(each, assumed=cautious(each.assumed)) for each in hardware)
     request = PlanRequest(
         model,
-        read_hardware(args.gpus, args.catalogue),
+        hardware,
         traffic,
         ServiceTarget(slo.ttft, slo.itl, slo.attainment),
         length,
