@@ -168,11 +168,11 @@ class Gateway:
         """Return the routes by path."""
         api, pages, texts = self._api, self._pages, self._texts
         return {
-            "/v1/chat/completions": ("POST", self._callers_own(api.chat)),
-            "/v1/completions": ("POST", self._callers_own(api.completion)),
-            "/v1/embeddings": ("POST", self._callers_own(self._embeddings.embed)),
-            "/tokenize": ("POST", self._callers_own(texts.tokenize)),
-            "/detokenize": ("POST", self._callers_own(texts.detokenize)),
+            "/v1/chat/completions": ("POST", self._charged(api.chat)),
+            "/v1/completions": ("POST", self._charged(api.completion)),
+            "/v1/embeddings": ("POST", self._charged(self._embeddings.embed)),
+            "/tokenize": ("POST", self._charged(texts.tokenize, 0)),
+            "/detokenize": ("POST", self._charged(texts.detokenize, 0)),
             MODELS: ("GET", self._callers_own(pages.models)),
             "/health/live": ("GET", _everyones(pages.live)),
             "/health/ready": ("GET", _everyones(pages.ready)),
@@ -201,6 +201,17 @@ class Gateway:
     def _callers_own(self, handler: Callable[[Caller, Exchange], None]) -> _Admit:
         """Return a route for tenants, with the caller as argument."""
         return lambda headers: partial(handler, self._callers.of(headers))
+
+    def _charged(self, handler: Callable[[Caller, Exchange], None], tokens: int = 1) -> _Admit:
+        """Return a route for tenants whose limits would not refuse every call at this moment, which uses at
+        least this many tokens."""
+
+        def admit(headers: Mapping[bytes, bytes]) -> _Handler:
+            caller = self._callers.of(headers)
+            caller.check_open(tokens)
+            return partial(handler, caller)
+
+        return admit
 
     def _operators(self, handler: _Handler) -> _Admit:
         """Return a route for operators only."""

@@ -6,15 +6,18 @@ once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from kvasir.config.spec.tenants import PRIORITY_SPAN, TenantSpec
 from kvasir.core.errors import CapacityError, RequestError
-from kvasir.ports.limits import Grant, Limit, LimitRefusal, Quota, RateLimits
+from kvasir.ports.limits import BucketLevels, Grant, Limit, LimitRefusal, Quota, RateLimits
 from kvasir.telemetry.tenant_series import TenantUsage
 from kvasir_platform.gateway.catalog.models import no_such_model
 from kvasir_platform.gateway.catalog.slo_classes import SloClasses
+from kvasir_platform.gateway.tenants.buckets import charged, wait
 from kvasir_platform.gateway.tenants.limit_headers import limit_headers
+from kvasir_platform.gateway.tenants.memory_limits import GUESS_S
 from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
 _REFUSED: dict[Limit, tuple[str, str]] = {
@@ -24,6 +27,8 @@ _REFUSED: dict[Limit, tuple[str, str]] = {
 }
 
 
+_KNOWN_S = 1.0
+"""Seconds for which a decision of shared limits is remembered: others may return what they were charged."""
 _OVER_ITS_SHARE = frozenset(("tenant_queue_full", "tenant_over_share"))
 
 
@@ -54,6 +59,7 @@ class Charge:
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
         """Settle the charge of a request that a worker has processed, with both counts of its usage."""
         if self._close():
+            self._caller.refunded()
             use = self._caller.use
             use.prompt_tokens += prompt_tokens
             use.output_tokens += output_tokens
@@ -63,6 +69,7 @@ class Charge:
     def release(self) -> None:
         """Refund a request that reached no worker."""
         if self._close() and self._grant is not None:
+            self._caller.refunded()
             self._limits.release(self._grant)
 
     def _close(self) -> bool:
@@ -88,10 +95,17 @@ class ChargeReceiver(Protocol):
 
 class Caller:
     """One tenant. `rank` is the number of its priority class, 0 the most urgent; `slo` are the SLO classes
-    that it may use."""
+    that it may use. `now` is monotonic, in seconds."""
 
     def __init__(
-        self, spec: TenantSpec, rank: int, slo: SloClasses, scope: CacheScope | Open, limits: RateLimits
+        self,
+        spec: TenantSpec,
+        rank: int,
+        slo: SloClasses,
+        scope: CacheScope | Open,
+        limits: RateLimits,
+        *,
+        now: Callable[[], float],
     ) -> None:
         self.tenant = spec.name
         self.weight = spec.weight
@@ -107,6 +121,14 @@ class Caller:
         quota = Quota(spec.requests_per_min, spec.tokens_per_min, spec.concurrency)
         self._quota = None if quota.unlimited else quota
         self._limits = limits
+        self._now = now
+        self._levels: BucketLevels | None = None
+        """The buckets at the last decision; None if tokens or requests have been returned since."""
+        self._levels_at = 0.0
+
+    def refunded(self) -> None:
+        """A charge has ended, so that the last decision says nothing of the next one."""
+        self._levels = None
 
     def priority(self, asked: int | None) -> int:
         """Return a request's priority within the tenant's class for the `priority` of the client: 0 (or less)
@@ -168,6 +190,36 @@ class Caller:
         most = self._spec.max_output_tokens
         return tokens if most is None else min(tokens, most)
 
+    def check_open(self, tokens: int) -> None:
+        """Raise LimitReached if the limits would refuse any call of this many tokens at this moment: before
+        its body is read or decoded, which costs more than the refusal. What is known here counts: running
+        calls, and the last decision for as long as no other router can have changed it by much."""
+        quota = self._quota
+        if quota is None:
+            return
+        refusal = None
+        if quota.concurrency is not None and self.use.running >= quota.concurrency:
+            refusal = LimitRefusal("concurrency", GUESS_S, self._levels or BucketLevels())
+        else:
+            refusal = self._certain_refusal(quota, tokens, self._now() - self._levels_at)
+        if refusal is not None:
+            raise self._refused(quota, refusal)
+
+    def _certain_refusal(self, quota: Quota, tokens: int, age_s: float) -> LimitRefusal | None:
+        """Return the refusal of a call, given the levels of `age_s` ago; None if it may be granted."""
+        last = self._levels
+        if last is None or age_s > _KNOWN_S:
+            return None
+        levels = BucketLevels(max(0.0, last.requests_s - age_s), max(0.0, last.tokens_s - age_s))
+        buckets: tuple[tuple[Limit, int | None, float, int], ...] = (
+            ("requests", quota.requests_per_min, levels.requests_s, 1),
+            ("tokens", quota.tokens_per_min, levels.tokens_s, tokens),
+        )
+        for limit, per_min, level_s, amount in buckets:
+            if per_min is not None and (left := wait(charged(level_s, 0.0, amount, per_min), 0.0)):
+                return LimitRefusal(limit, left, levels)
+        return None
+
     def admit(self, tokens: int, receiver: ChargeReceiver) -> None:
         """Charge a call that may use this many tokens, prompts and all output together. `receiver` gets the
         charge or the error: immediately if the router counts alone, else later on this event loop."""
@@ -180,6 +232,7 @@ class Caller:
             return
 
         def decided(verdict: Grant | LimitRefusal) -> None:
+            self._levels, self._levels_at = verdict.levels, self._now()
             if isinstance(verdict, LimitRefusal):
                 receiver.failed(self._refused(quota, verdict))
             else:

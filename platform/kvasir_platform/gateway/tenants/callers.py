@@ -84,6 +84,7 @@ def make_callers(
             _slo_classes(deployment.slo, spec.slo),
             CacheScope(secret, spec.cache, name) if secret else Open(),
             limits,
+            now=clock.now,
         )
         for name, spec in tenants.items()
     }

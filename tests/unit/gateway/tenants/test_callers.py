@@ -331,3 +331,51 @@ def test_neither_keys_nor_salts_are_in_logs_errors_or_what_is_printed(
     everything = "\n".join([*shown, caplog.text])
     for secret in ("sk-leak", hashed("sk-leak"), hashed("red"), CLIENT_SALT, red.salt(), "0" * 64):
         assert secret not in everything
+
+
+def test_a_call_that_no_limit_would_let_in_is_refused_before_its_body_is_read(
+    made: Callers, clock: Clock
+) -> None:
+    green = of(made, "green")
+    green.check_open(1)
+    for _ in range(60):
+        charged(green, 1)
+    first = refused(green, 1)
+    with pytest.raises(LimitReached) as caught:
+        green.check_open(1)
+    assert (caught.value.code, http_status(caught.value)) == (first.code, 429) == ("rate_limit_requests", 429)
+    assert caught.value.header_lines == getattr(first, "header_lines", b"")
+    assert green.use.refused == {"rate_limit_requests": 2}
+    clock.at += 0.5
+    with pytest.raises(LimitReached):
+        green.check_open(1)
+    clock.at += 0.5
+    green.check_open(1)
+    charged(green, 1)
+
+
+def test_a_decision_is_forgotten_when_another_router_may_have_changed_it(clock: Clock) -> None:
+    made = callers(load(None, ["tenancy.tenants=[{name: default, tokens_per_min: 60}]"]), clock)
+    caller = made.of({})
+    spent = charged(caller, 60)
+    with pytest.raises(LimitReached, match="tokens a minute"):
+        caller.check_open(1)
+    caller.check_open(0)
+    spent.settle(10, 0)
+    caller.check_open(1)
+    charged(caller, 50).settle(60, 60)
+    assert refused(caller, 1).code == "rate_limit_tokens"
+    for tokens in (0, 1):
+        with pytest.raises(LimitReached):
+            caller.check_open(tokens)
+    clock.at += 1.1
+    caller.check_open(1)
+
+
+def test_a_tenant_whose_places_are_all_taken_is_refused_until_one_is_free(red: Caller) -> None:
+    first, _ = charged(red, 1), charged(red, 1)
+    with pytest.raises(LimitReached) as caught:
+        red.check_open(1)
+    assert caught.value.code == "concurrency_limit"
+    first.settle(1, 0)
+    red.check_open(1)
