@@ -71,6 +71,12 @@ _TABLE = (
         "Shorten the prompt, or lower max_tokens or n.",
     ),
     Reason(
+        "body_too_complex",
+        400,
+        "The body has too many arrays and objects, or values.",
+        "Send fewer; the message has the limit.",
+    ),
+    Reason(
         "grammar_too_costly",
         400,
         "The schema, pattern or grammar of the output can be matched in too many ways, or takes too long.",

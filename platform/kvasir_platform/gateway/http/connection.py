@@ -177,7 +177,10 @@ class HttpConnection(ConnectionOutput):
             self._body_too_large()
         if full is not None:
             self._stop_with(full)
-        self._body.add(body)
+        try:
+            self._body.add(body)
+        except KvasirError as error:
+            self._stop_with(error)
 
     def on_message_complete(self) -> None:
         if self._upgrade:

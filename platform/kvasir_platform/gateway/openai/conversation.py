@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from kvasir_platform.gateway.http.json_size import JsonTexts
 from kvasir_platform.gateway.openai.schema.chat import ContentPart, FunctionCalled, Message
 from kvasir_platform.gateway.openai.schema.limits import MAX_DEPTH, check_depth
 
@@ -18,14 +19,16 @@ TemplateMessage = dict[str, Any]
 
 
 def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
-    """Return `messages` for a chat template. Raise RequestError for arguments that nest too deep."""
-    return [_template_message(message, i) for i, message in enumerate(messages)]
+    """Return `messages` for a chat template. Raise RequestError for arguments that nest too deep or have too
+    many values."""
+    texts = JsonTexts()
+    return [_template_message(message, i, texts) for i, message in enumerate(messages)]
 
 
-def _template_message(message: Message, number: int) -> TemplateMessage:
+def _template_message(message: Message, number: int, texts: JsonTexts) -> TemplateMessage:
     role = message.role
     if role == "assistant":
-        return _assistants(message, number)
+        return _assistants(message, number, texts)
     shown: TemplateMessage = {
         "role": "tool" if role == "function" else role,
         "content": _content(message.content),
@@ -40,11 +43,11 @@ def _template_message(message: Message, number: int) -> TemplateMessage:
     return shown
 
 
-def _assistants(message: Message, number: int) -> TemplateMessage:
+def _assistants(message: Message, number: int, texts: JsonTexts) -> TemplateMessage:
     content = message.content if message.content is not None else message.refusal
     shown: TemplateMessage = {"role": "assistant", "content": _content(content)}
     if message.tool_calls or message.function_call is not None:
-        shown["tool_calls"] = _calls(message, f"messages[{number}]")
+        shown["tool_calls"] = _calls(message, f"messages[{number}]", texts)
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
         shown["reasoning"] = shown["reasoning_content"] = reasoning
@@ -59,18 +62,20 @@ def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, st
     return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
 
 
-def _calls(message: Message, path: str) -> list[dict[str, Any]]:
+def _calls(message: Message, path: str, texts: JsonTexts) -> list[dict[str, Any]]:
     calls = [
-        _call(call.id, call.function, f"{path}.tool_calls[{i}]")
+        _call(call.id, call.function, f"{path}.tool_calls[{i}]", texts)
         for i, call in enumerate(message.tool_calls or ())
     ]
     if message.function_call is not None:
-        calls.append(_call(f"call_{message.function_call.name}", message.function_call, path))
+        calls.append(_call(f"call_{message.function_call.name}", message.function_call, path, texts))
     return calls
 
 
-def _call(call_id: str, function: FunctionCalled, path: str) -> dict[str, Any]:
+def _call(call_id: str, function: FunctionCalled, path: str, texts: JsonTexts) -> dict[str, Any]:
     arguments = function.arguments
+    if isinstance(arguments, str):
+        texts.add(arguments)
     parsed = _object(arguments) if isinstance(arguments, str) else arguments or {}
     check_depth(parsed, f"{path}.function.arguments", MAX_DEPTH)
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": parsed}}

@@ -122,9 +122,9 @@ def _json_text(
         check_size(value, MAX_SCHEMA_BYTES, param)
         value = _object(value, param)
     check_depth(value, param, levels)
-    check_references(value, param)
     text = msgspec.json.encode(value)
     check_size(text, MAX_SCHEMA_BYTES, param)
+    check_references(value, param)
     check_cost(judge, value, new_meter(), param)
     return text.decode()
 

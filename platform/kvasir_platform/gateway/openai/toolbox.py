@@ -145,7 +145,6 @@ def _shown(functions: Sequence[Function], param: str, part: str) -> tuple[Templa
             raise bad(f"{where}.name {function.name!r} is a duplicate.", f"{where}.name")
         names.add(function.name)
         check_depth(function.parameters, f"{where}.parameters")
-        check_references(function.parameters, f"{where}.parameters")
         described: dict[str, Any] = {
             "name": function.name,
             "description": function.description,
@@ -155,5 +154,6 @@ def _shown(functions: Sequence[Function], param: str, part: str) -> tuple[Templa
             described["strict"] = function.strict
         tool = {"type": "function", "function": described}
         check_size(msgspec.json.encode(tool), MAX_TOOL_BYTES, where)
+        check_references(function.parameters, f"{where}.parameters")
         shown.append(tool)
     return tuple(shown)

@@ -219,3 +219,11 @@ def test_an_absolute_target_and_an_offer_to_upgrade_are_served_as_the_plain_requ
         ("GET", "/x", b""),
     ]
     assert not server.transport.gone
+
+
+def test_a_body_with_too_many_values_is_refused_before_all_of_it_is_there() -> None:
+    server = Server()
+    server.feed(b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 4000000\r\n\r\n" + b"[]," * 50_000)
+    assert server.codes == ["body_too_complex"]
+    assert server.sent.startswith(b"HTTP/1.1 400 ")
+    assert not server.taken

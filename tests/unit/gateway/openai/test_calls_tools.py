@@ -184,3 +184,22 @@ def test_an_answer_may_be_sent_back_as_it_came() -> None:
     parts = [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "Sorry."}]
     (said,) = shown({"role": "assistant", "content": parts})
     assert said["content"] == "No.\nSorry."
+
+
+def test_arguments_of_earlier_calls_are_counted_before_they_are_decoded() -> None:
+    function = {"name": "f", "arguments": '{"a":[' + "[]," * 20_000 + "[]]}"}
+    earlier = [{"id": str(i), "type": "function", "function": function} for i in range(2)]
+    call(messages=[{"role": "assistant", "tool_calls": earlier[:1]}])
+    with pytest.raises(RequestError) as refused:
+        call(messages=[{"role": "assistant", "tool_calls": earlier}])
+    assert refused.value.code == "body_too_complex"
+
+
+@pytest.mark.parametrize("key", ["$ref", "$dynamicRef", "$recursiveRef"])
+def test_no_schema_may_refer_to_another_server(key: str) -> None:
+    schema = {"properties": {"a": {key: "https://example.org/schema"}}}
+    with pytest.raises(RequestError, match="external references"):
+        call(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})
+    with pytest.raises(RequestError, match="external references"):
+        call(tools=[{"type": "function", "function": {**SEARCH, "parameters": schema}}])
+    call(tools=[{"type": "function", "function": {**SEARCH, "parameters": {key: "#/$defs/a"}}}])

@@ -6,7 +6,6 @@ to run, a level of nesting) is bounded here, so that the cost of a request is bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -43,6 +42,7 @@ MAX_TAG_DEPTH = MAX_DEPTH + 16
 """A structural tag contains schemas."""
 MAX_KWARGS = 32
 MAX_METADATA = 16
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _INT64 = 1 << 63
 _INT32 = 1 << 31
 
@@ -67,38 +67,34 @@ NotServed = Any
 
 def check_depth(value: object, param: str, levels: int = MAX_DEPTH) -> None:
     """Raise RequestError if `value` nests objects and arrays deeper than `levels`."""
-    level = [value]
+    level = containers_in(value) if isinstance(value, dict | list) else []
     for _ in range(levels):
-        level = [
-            child
-            for node in level
-            for child in (
-                node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-            )
-            if isinstance(child, Mapping | list)
-        ]
         if not level:
             return
+        level = [child for node in level for child in containers_in(node)]
     raise bad(f"{param} nests deeper than {levels} levels.", param)
+
+
+def containers_in(node: dict[Any, Any] | list[Any]) -> list[dict[Any, Any] | list[Any]]:
+    """Return the objects and arrays directly inside of one."""
+    return [child for child in (node.values() if type(node) is dict else node) if type(child) in (dict, list)]
 
 
 def check_references(schema: object, param: str) -> None:
     """Raise RequestError if a JSON schema refers to anything outside itself: external references are not
     fetched and would not be enforced. `schema` must have passed `check_depth`."""
-    nodes = [schema]
+    nodes: list[Any] = [schema] if isinstance(schema, dict | list) else []
     while nodes:
         node = nodes.pop()
-        if isinstance(node, Mapping):
-            target = node.get("$ref")
+        for key in _REFERENCES if isinstance(node, dict) else ():
+            target = node.get(key)
             if isinstance(target, str) and not target.startswith("#"):
                 raise bad(
-                    f"{param} refers to {target[:128]!r}; external references are not fetched. Put it under "
-                    "$defs and refer to it by #/$defs/NAME.",
+                    f"{param} refers to {target[:128]!r} by {key}; external references are not fetched. "
+                    "Put it under $defs and refer to it by #/$defs/NAME.",
                     param,
                 )
-            nodes += node.values()
-        elif isinstance(node, list):
-            nodes += node
+        nodes += containers_in(node)
 
 
 def check_size(text: str | bytes, limit: int, param: str) -> None:

@@ -1,0 +1,111 @@
+"""Counts the arrays, objects and values of a JSON body while it arrives, before anything is built from it.
+
+An empty array takes two bytes of a body and many times as many in memory, and every step after the decoder
+visits it again: a body within its limit of bytes could occupy the event loop for seconds. Counting brackets
+is several times cheaper than decoding, and most bodies have so few that it does not matter which of them are
+inside strings. Only others are counted exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from kvasir.core.errors import RequestError
+
+MAX_CONTAINERS = 1 << 15
+"""Maximum number of arrays and objects in a body, and in the JSON texts inside of it together."""
+MAX_VALUES = 1 << 19
+"""Maximum number of elements of arrays and members of objects in a body."""
+_EXACT_BYTES = 1 << 19
+"""A larger body is counted exactly from here on: to begin later would take too long at once."""
+_SLICE = 2 << 10
+_STRING = re.compile(rb'"[^"]*"')
+_DROPPED = bytes(set(range(256)) - set(b'[{",'))
+
+
+class JsonSize:
+    """The size of one JSON text, which arrives in pieces. `containers` and `values` are upper bounds; where
+    they exceed the limits they are exact, for valid JSON."""
+
+    __slots__ = ("_bytes", "_exact", "_in_string", "_kept", "containers", "values")
+
+    def __init__(self) -> None:
+        self._exact = False
+        self._in_string = False
+        self._kept = b""
+        self._bytes = 0
+        self.containers = 0
+        self.values = 0
+
+    def add(self, piece: bytes, pieces: Iterable[bytes | bytearray]) -> None:
+        """Count `piece`; `pieces` are all so far, including this one. Raise RequestError beyond a limit."""
+        self._bytes += len(piece)
+        if self._exact:
+            self._scan(piece)
+        else:
+            self.containers += piece.count(b"[") + piece.count(b"{")
+            self.values += piece.count(b",")
+            if self._over or self._bytes > _EXACT_BYTES:
+                self._exact = True
+                self.containers = self.values = 0
+                for each in pieces:
+                    self._scan(each)
+        self._check()
+
+    @property
+    def _over(self) -> bool:
+        return self.containers > MAX_CONTAINERS or self.values > MAX_VALUES
+
+    def _scan(self, piece: bytes | bytearray) -> None:
+        for at in range(0, len(piece), _SLICE):
+            if self._over:
+                return
+            self._scan_slice(piece[at : at + _SLICE])
+
+    def _scan_slice(self, part: bytes | bytearray) -> None:
+        part = self._kept + part
+        bare = part.rstrip(b"\\")
+        # An escape may continue in the next slice.
+        odd = (len(part) - len(bare)) % 2
+        self._kept = b"\\" if odd else b""
+        if odd:
+            part = part[:-1]
+        part = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _DROPPED)
+        if self._in_string:
+            part = b'"' + part
+        self._in_string = part.count(b'"') % 2 == 1
+        outside = _STRING.sub(b"", part).partition(b'"')[0]
+        self.containers += outside.count(b"[") + outside.count(b"{")
+        self.values += outside.count(b",")
+
+    def _check(self) -> None:
+        if self.containers > MAX_CONTAINERS:
+            raise _too_complex(f"more than {MAX_CONTAINERS} arrays and objects")
+        if self.values > MAX_VALUES:
+            raise _too_complex(f"more than {MAX_VALUES} values")
+
+
+class JsonTexts:
+    """The JSON texts inside of a body's strings, such as the arguments of tool calls, which are decoded
+    too."""
+
+    __slots__ = ("_containers", "_values")
+
+    def __init__(self) -> None:
+        self._containers = 0
+        self._values = 0
+
+    def add(self, text: str) -> None:
+        """Count one text. Raise RequestError if the texts together exceed the limits of a body."""
+        data = text.encode("utf-8", "surrogatepass")
+        size = JsonSize()
+        size.add(data, (data,))
+        self._containers += size.containers
+        self._values += size.values
+        if self._containers > MAX_CONTAINERS or self._values > MAX_VALUES:
+            raise _too_complex(f"JSON texts with more than {MAX_CONTAINERS} arrays and objects")
+
+
+def _too_complex(what: str) -> RequestError:
+    return RequestError(f"The body has {what}.", code="body_too_complex")
