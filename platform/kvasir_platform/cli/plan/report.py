@@ -109,7 +109,8 @@ def memory_row(budget: MemoryBudget) -> tuple[str, ...]:
         ("-", "-", "-")
     ] * 2
     cells = (*rooms[0], *rooms[1][1:])
-    return option.hardware.name, f"{option.devices} x {option.layout}", *held, total, *cells
+    layout = option.layout if option.shape.ranks > 1 else option.title.partition(",")[0]
+    return option.hardware.name, layout, *held, total, *cells
 
 
 def _count(value: float) -> str:
