@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from kvasir.core.golden import GoldenPrompt, golden_conflicts
 from kvasir.core.locality import NOWHERE, Locality
+from kvasir.core.model.work import ModelWork
 from kvasir.core.requests import Role
 
 PROTOCOL_VERSION = 4
@@ -111,7 +112,8 @@ class WorkerIdentity:
     `transfer` is the name of the transfer adapter, "" for none. `reports_kv`: whether it sends KvBatches and
     snapshots. `golden` is empty if the engine has no tokenizer. `model_parameters` and `model_bytes` cover
     all ranks of one replica, 0 if unknown. Workers with the same `shared_tier` (address and block properties)
-    use the same remote tier; "" for none. `locality` is that of the replica's first node.
+    use the same remote tier; "" for none. `locality` is that of the replica's first node. `work` are the
+    sizes of its model, None if unknown.
     """
 
     worker_id: str
@@ -138,6 +140,7 @@ class WorkerIdentity:
     model_bytes: int = 0
     shared_tier: str = ""
     locality: Locality = NOWHERE
+    work: ModelWork | None = None
 
 
 def registration_conflicts(

@@ -49,6 +49,27 @@ class StepWork:
     context: float = 0.0
     lookahead: int = 0
 
+    @property
+    def queries(self) -> int:
+        """Tokens of streams."""
+        return self.streams * (1 + self.lookahead)
+
+    @property
+    def tokens(self) -> int:
+        """All tokens."""
+        return self.queries + sum(chunk.tokens for chunk in self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWorkTimes:
+    """Seconds that parts of a step would take alone: the arithmetic of linear layers and the reading of their
+    weights, the arithmetic of attention and the reading of KV and states."""
+
+    linear_s: float
+    weights_s: float
+    attention_s: float
+    kv_s: float
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -96,29 +117,36 @@ class EngineModel:
         """Return the time of one step."""
         if not batch.prompts and not batch.streams:
             return StepTime(0.0, 0.0, 0.0, 0.0, 0.0)
+        reached, parts = self.coefficients, self.parts(batch)
+        return StepTime(
+            compute_s=parts.linear_s + parts.attention_s,
+            memory_s=parts.weights_s + parts.kv_s,
+            device_s=max(parts.linear_s, parts.weights_s) + max(parts.attention_s, parts.kv_s),
+            communication_s=self._communication_s(batch.tokens),
+            overhead_s=reached.step_s
+            + reached.stream_s * batch.streams
+            + reached.prompt_s * len(batch.prompts),
+        )
+
+    def parts(self, batch: StepWork) -> StepWorkTimes:
+        """Return what each kind of work of a step would take alone."""
         work, shape, reached = self.work, self.shape, self.coefficients
-        queries = batch.streams * (1 + batch.lookahead)
-        tokens = queries + sum(chunk.tokens for chunk in batch.prompts)
+        queries, tokens = batch.queries, batch.tokens
         sampled = queries + sum(chunk.last for chunk in batch.prompts)
         ranks, peak = shape.tensor * shape.data, self.device.peak(self.compute_dtype)
         bytes_per_s = ranks * self.device.bytes_per_s * reached.bandwidth
-        linear_s = work.linear_flops(tokens, sampled) / (ranks * peak * reached.arithmetic)
         # Ranks of data parallelism hold the dense weights each.
         copies = shape.data * (work.dense + work.head)
         experts = work.weights_read(tokens) - work.dense - work.head
         expert_bytes = self.expert_bytes or self.weight_bytes
-        weights_s = (copies * self.weight_bytes + experts * expert_bytes) / bytes_per_s
-        attention_s = sum(
+        attention = queries * work.attention_flops(1, batch.context) + sum(
             work.prompt_flops(chunk.tokens, chunk.context) for chunk in batch.prompts
-        ) + queries * work.attention_flops(1, batch.context)
-        attention_s /= ranks * peak * reached.attention
-        kv_s = self._kv_read(batch) / bytes_per_s
-        return StepTime(
-            compute_s=linear_s + attention_s,
-            memory_s=weights_s + kv_s,
-            device_s=max(linear_s, weights_s) + max(attention_s, kv_s),
-            communication_s=self._communication_s(tokens),
-            overhead_s=reached.step_s + reached.stream_s * (batch.streams + len(batch.prompts)),
+        )
+        return StepWorkTimes(
+            linear_s=work.linear_flops(tokens, sampled) / (ranks * peak * reached.arithmetic),
+            weights_s=(copies * self.weight_bytes + experts * expert_bytes) / bytes_per_s,
+            attention_s=attention / (ranks * peak * reached.attention),
+            kv_s=self._kv_read(batch) / bytes_per_s,
         )
 
     def _kv_read(self, batch: StepWork) -> float:

@@ -36,6 +36,7 @@ from kvasir.core.messages import (
     Welcome,
     WorkerFrame,
 )
+from kvasir.core.model.work import AttentionWork, ModelWork
 from kvasir.core.requests import Role, StepBatch
 from kvasir.wire.mapping import MessageConverter, enum, message
 from kvasir.wire.requests import REQUEST
@@ -57,6 +58,11 @@ _IDENTITY = message(
     golden=message(GoldenPrompt, identity_pb2.GoldenPrompt),
     hardware=message(Hardware, identity_pb2.Hardware),
     locality=message(Locality, identity_pb2.Locality, nics=_NIC),
+    work=message(
+        ModelWork,
+        identity_pb2.ModelWork,
+        attention=message(AttentionWork, identity_pb2.AttentionWork),
+    ),
 )
 _HELLO = message(Hello, session_pb2.Hello)
 _WELCOME = message(Welcome, session_pb2.Welcome, identity=_IDENTITY)

@@ -94,6 +94,14 @@ def test_a_worker_s_identity_gives_about_the_engine_that_its_files_give() -> Non
     assert reported.kv_token_bytes() == 131_072
 
 
+def test_a_worker_that_reports_its_work_has_the_engine_of_its_files() -> None:
+    files = ModelFiles(models.config_of(models.LLAMA_8B), ())
+    reported = engine_of(replace(_IDENTITY, work=model_work(files.config)))
+    assert reported is not None
+    counted = engine_model(files, _device("H100"), EngineShape())
+    assert reported.prefill_s(4000) == pytest.approx(counted.prefill_s(4000), rel=0.001)
+
+
 def test_fp8_kv_of_a_worker_is_counted_in_bytes() -> None:
     halved = replace(_IDENTITY.kv, dtype="fp8_e4m3", bytes_per_block=16 * 65_536)
     reported = engine_of(replace(_IDENTITY, kv=halved))

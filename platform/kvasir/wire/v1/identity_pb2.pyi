@@ -97,8 +97,54 @@ class Locality(_message.Message):
     nics: _containers.RepeatedCompositeFieldContainer[Nic]
     def __init__(self, node: _Optional[str] = ..., zone: _Optional[str] = ..., rack: _Optional[str] = ..., nvlink_domain: _Optional[str] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ...) -> None: ...
 
+class AttentionWork(_message.Message):
+    __slots__ = ("layers", "flops", "elements", "window", "prompt_flops", "expanded_flops", "kv_heads")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    EXPANDED_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    flops: float
+    elements: float
+    window: int
+    prompt_flops: float
+    expanded_flops: float
+    kv_heads: int
+    def __init__(self, layers: _Optional[int] = ..., flops: _Optional[float] = ..., elements: _Optional[float] = ..., window: _Optional[int] = ..., prompt_flops: _Optional[float] = ..., expanded_flops: _Optional[float] = ..., kv_heads: _Optional[int] = ...) -> None: ...
+
+class ModelWork(_message.Message):
+    __slots__ = ("layers", "hidden", "dense", "head", "embedding", "attention", "expert", "experts", "experts_per_token", "expert_layers", "state_bytes", "state_flops")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    hidden: int
+    dense: float
+    head: float
+    embedding: float
+    attention: _containers.RepeatedCompositeFieldContainer[AttentionWork]
+    expert: float
+    experts: int
+    experts_per_token: int
+    expert_layers: int
+    state_bytes: float
+    state_flops: float
+    def __init__(self, layers: _Optional[int] = ..., hidden: _Optional[int] = ..., dense: _Optional[float] = ..., head: _Optional[float] = ..., embedding: _Optional[float] = ..., attention: _Optional[_Iterable[_Union[AttentionWork, _Mapping]]] = ..., expert: _Optional[float] = ..., experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_layers: _Optional[int] = ..., state_bytes: _Optional[float] = ..., state_flops: _Optional[float] = ...) -> None: ...
+
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version", "reports_kv", "golden", "hardware", "model_parameters", "model_bytes", "shared_tier", "locality")
+    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version", "reports_kv", "golden", "hardware", "model_parameters", "model_bytes", "shared_tier", "locality", "work")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +169,7 @@ class WorkerIdentity(_message.Message):
     MODEL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARED_TIER_FIELD_NUMBER: _ClassVar[int]
     LOCALITY_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     pool: str
@@ -147,4 +194,5 @@ class WorkerIdentity(_message.Message):
     model_bytes: int
     shared_tier: str
     locality: Locality
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ..., reports_kv: _Optional[bool] = ..., golden: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., model_parameters: _Optional[int] = ..., model_bytes: _Optional[int] = ..., shared_tier: _Optional[str] = ..., locality: _Optional[_Union[Locality, _Mapping]] = ...) -> None: ...
+    work: ModelWork
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ..., reports_kv: _Optional[bool] = ..., golden: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., model_parameters: _Optional[int] = ..., model_bytes: _Optional[int] = ..., shared_tier: _Optional[str] = ..., locality: _Optional[_Union[Locality, _Mapping]] = ..., work: _Optional[_Union[ModelWork, _Mapping]] = ...) -> None: ...

@@ -63,9 +63,20 @@ class StatusPages:
                 for name, missing in self._router.not_ready_models().items()
             },
             in_flight=self._in_flight(),
-            workers=[_worker(view, self._clock.now()) for view in self._router.workers()],
+            workers=[self._worker(view) for view in self._router.workers()],
         )
         exchange.respond(200, msgspec.json.encode(shown))
+
+    def _worker(self, worker: WorkerView) -> dict[str, Any]:
+        batches = {
+            pool.name: {
+                "max_num_batched_tokens": pool.engine.max_num_batched_tokens,
+                "max_num_seqs": pool.engine.max_num_seqs,
+            }
+            for view in self._deployment.views()
+            for pool in view.pools
+        }
+        return _worker(worker, self._clock.now()) | {"batch": batches.get(worker.pool)}
 
 
 def _worker(view: WorkerView, now: float) -> dict[str, Any]:
@@ -83,6 +94,11 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
         "hardware": None if identity is None else asdict(identity.hardware),
         "locality": None if identity is None else asdict(identity.locality),
+        "model_parameters": None if identity is None else identity.model_parameters,
+        "model_bytes": None if identity is None else identity.model_bytes,
+        "kv_layout": None if identity is None else asdict(identity.kv),
+        "model_work": None if identity is None or identity.work is None else asdict(identity.work),
+        "max_model_len": None if identity is None else identity.max_model_len,
         "epoch": None if identity is None else identity.epoch,
         "load": view.load,
         "kv": None if view.kv is None else _kv(view.kv, now),

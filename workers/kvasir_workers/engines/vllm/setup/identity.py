@@ -7,10 +7,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.load.model_files import configured_template
 from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.core.errors import ConfigError
 from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
+from kvasir.core.model.work import ModelWork
 from kvasir.core.requests import Role
+from kvasir.performance.work import model_work
 from kvasir_workers.engines.vllm.setup.hardware import hardware_of
 
 _LATENT = "MLAAttentionSpec:"
@@ -59,6 +63,7 @@ async def identity_of(
         ),
         model_parameters=copies * sum(share["parameters"] for share in shares),
         model_bytes=copies * sum(share["bytes"] for share in shares),
+        work=await asyncio.to_thread(_work, model_path),
         golden=await asyncio.to_thread(
             runtime.golden, llm, deployment.model.name, configured_template(deployment.model.chat_template)
         ),
@@ -72,6 +77,15 @@ async def _layout(llm: Any, pool: PoolSpec) -> KvLayout:
     stages = (await llm.collective_rpc("kvasir_kv_layout"))[::ranks]
     summed = {name: sum(stage[name] for stage in stages) for name in ("layers", "bytes_per_block")}
     return KvLayout(**{**stages[0], **summed}, tensor_parallel_size=ranks)
+
+
+def _work(model_path: Path) -> ModelWork | None:
+    """Return the sizes of the model, None if its configuration has none."""
+    try:
+        found = model_work(read_model_config(model_path))
+    except ConfigError:
+        return None
+    return found if found.layers and found.dense else None
 
 
 def _shared_tier(deployment: Deployment, layout: KvLayout, model_path: Path) -> str:

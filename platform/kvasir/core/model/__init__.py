@@ -1,0 +1,1 @@
+"""What workers report of the model that they serve."""

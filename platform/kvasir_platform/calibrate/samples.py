@@ -1,0 +1,87 @@
+"""What an experiment measures, as steps of an engine that are known to have run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from kvasir.performance.step import PromptChunk, StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """A measurement that `steps` and the arrival of `requests` explain: each step and how often it ran, and
+    the seconds of all. `kind` names it in residuals."""
+
+    kind: str
+    steps: tuple[tuple[StepWork, float], ...]
+    requests: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTimes:
+    """The transfer of one prompt's KV between two engines."""
+
+    moved_bytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class CalibrationSamples:
+    """The samples of one deployment. `prefill` are of the engine that computes prompts and `decode` of the
+    one that generates: the same with one pool. `apart` says that they are two. `slowed` are the times of
+    steps of each engine while the other computed, divided by those while it did not."""
+
+    apart: bool
+    prefill: list[StepSample] = field(default_factory=list)
+    decode: list[StepSample] = field(default_factory=list)
+    transfers: list[TransferTimes] = field(default_factory=list)
+    prefill_slowed: list[float] = field(default_factory=list)
+    decode_slowed: list[float] = field(default_factory=list)
+
+
+def prefill_sample(prompt_tokens: int, cached_tokens: int, seconds: float, *, budget: int) -> StepSample:
+    """Return the sample of a prompt alone: `seconds` to its first token, in chunks of `budget` tokens."""
+    steps, done = [], min(cached_tokens, prompt_tokens - 1)
+    while done < prompt_tokens:
+        tokens = min(budget, prompt_tokens - done)
+        chunk = PromptChunk(tokens, done, last=done + tokens == prompt_tokens)
+        steps.append((StepWork((chunk,)), 1.0))
+        done += tokens
+    return StepSample("cached prompts" if cached_tokens else "prompts", tuple(steps), 1.0, seconds)
+
+
+def burst_sample(prompts: int, prompt_tokens: int, seconds: float, *, budget: int) -> StepSample:
+    """Return the sample of prompts that arrive together: `seconds` to the first token of the last one. The
+    first is computed alone, and the others in as few steps as their tokens need."""
+    steps = [(StepWork((PromptChunk(prompt_tokens),)), 1.0)]
+    others = prompts - 1
+    number = math.ceil(others * prompt_tokens / budget)
+    if others:
+        packed = StepWork((PromptChunk(prompt_tokens),) * others, streams=1, context=prompt_tokens)
+        each = _shares(packed, number)
+        steps += each
+    return StepSample("bursts of prompts", tuple(steps), 1.0, seconds)
+
+
+def _shares(packed: StepWork, number: int) -> list[tuple[StepWork, float]]:
+    """Divide prompts among `number` steps."""
+    total, steps = len(packed.prompts), []
+    for at in range(number):
+        share = packed.prompts[at * total // number : (at + 1) * total // number]
+        if share:
+            steps.append((StepWork(share, packed.streams, packed.context), 1.0))
+    return steps
+
+
+def decode_sample(streams: int, context: float, itl_s: float) -> StepSample:
+    """Return the sample of streams alone: the mean time between their tokens."""
+    return StepSample("decoding", ((StepWork(streams=streams, context=context), 1.0),), 0.0, itl_s)
+
+
+def hand_over_sample(prompt_tokens: int, seconds: float) -> StepSample:
+    """Return the sample of a request whose KV came from another engine: `seconds` from the end of its
+    prefill to its first token, without the transfer."""
+    step = StepWork((PromptChunk(1, prompt_tokens - 1),))
+    return StepSample("hand-offs", ((step, 1.0),), 1.0, seconds)
