@@ -16,7 +16,8 @@ class RecordingQuery:
     """What a reader asks for. `after` is the number of the last record that it has; the router may forget
     that and all before it. Names are salted with `salt`, those of blocks of `block_tokens` tokens, and unless
     `names`, those of tenants and sessions. `decisions`: whether decisions are wanted. `closing`: requests
-    that arrive from the first such call on are left out."""
+    that arrive from the first such call on are left out. `done`: the reader has all that it wants, and is
+    forgotten."""
 
     salt: bytes
     after: int = 0
@@ -24,6 +25,7 @@ class RecordingQuery:
     names: bool = False
     decisions: bool = True
     closing: bool = False
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ examples:
   kvasir verify                              whether answers are right, and how fast they come
   kvasir bench http://HOST:8000              load any OpenAI-compatible endpoint, and measure it
   kvasir lora load NAME SOURCE               serve a LoRA adapter, without a restart
+  kvasir record traffic.jsonl                what arrives, how it goes and why, for replays; no content
   kvasir keys new --tenant research          an API key for a client
   kvasir down                                stop it, from any terminal
 
@@ -194,6 +195,23 @@ no cached prefix of the old one is used for it.
 examples:
   kvasir lora unload sql
   kvasir lora unload sql --timeout 600"""
+
+RECORD_EPILOG = """\
+Reads from the running routers what they record while somebody reads, and writes one line for each request
+that arrived and ended: arrival, lengths, salted names of the prompt's blocks, outcome (code, TTFT, ITL,
+tokens) and the router's decision. No text and no token is in it. `kvasir bench` and trace replays take the
+file (docs/WORKLOADS.md); docs/RECORDING.md describes its fields. An operator's key is needed where keys are
+(KVASIR_API_KEY).
+
+Ctrl-C ends the recording and keeps the file. With several routers, name each of them, or in Kubernetes their
+Service. Names are salted: what is equal in this recording is equal in others only with the same --salt-file.
+
+examples:
+  kvasir record traffic.jsonl
+  kvasir record traffic.jsonl --duration 15m --requests 50000
+  kvasir record day.jsonl --duration 24h --bytes 500M --keep 10
+  kvasir record traffic.jsonl --address router-0:8000 --router router-1:8000
+  kubectl exec deploy/NAME-router -- kvasir record - --service NAME-router > traffic.jsonl"""
 
 KEYS_EPILOG = """\
 The line holds a hash from which the key cannot be recovered. A tenant may have several keys: to rotate one,

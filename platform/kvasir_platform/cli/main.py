@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -32,6 +33,7 @@ from kvasir_platform.cli.help_texts import (
 )
 from kvasir_platform.cli.lora_options import add_lora, run_lora
 from kvasir_platform.cli.plan.arguments import PLAN_EPILOG, add_plan_options
+from kvasir_platform.cli.record.arguments import add_record, run_record
 from kvasir_platform.cli.verify.arguments import add_verify_options
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ def parser() -> argparse.ArgumentParser:
     add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
     add_lora(commands, shared, gateway)
+    add_record(commands, shared, gateway)
     add_bench(commands, shared)
     up = commands.choices["up"]
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
@@ -211,6 +214,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "config": lambda: _config(args, output),
         "keys": lambda: _keys(args, output),
         "lora": lambda: run_lora(args, _site(args), output),
+        "record": lambda: run_record(args, partial(_site_at, args), output),
         "bench": lambda: run_bench(args, output),
         "plan": lambda: _plan(args, output),
         "verify": lambda: _verify(args, output),
@@ -254,6 +258,15 @@ def _site(args: argparse.Namespace) -> Site:
     from kvasir_platform.cli.common.running import GatewayAddress, gateway_site
 
     return gateway_site(GatewayAddress(args.name, args.address, args.cacert, args.cert, args.key))
+
+
+def _site_at(args: argparse.Namespace, address: str | None) -> Site:
+    """Return the gateway at an address, with the certificates of the command line; None: the selected one."""
+    if address is None:
+        return _site(args)
+    from kvasir_platform.cli.common.running import GatewayAddress, gateway_site
+
+    return gateway_site(GatewayAddress(None, address, args.cacert, args.cert, args.key))
 
 
 def _get(args: argparse.Namespace, output: CommandOutput) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -22,6 +22,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Rng
 from kvasir_platform.workload.distributions import SampledLength
 from kvasir_platform.workload.generate import generate
+from kvasir_platform.workload.parquet import parquet_objects
 from kvasir_platform.workload.recording import FORMAT, RecordingReader
 from kvasir_platform.workload.requests import MOST_REQUESTS, Workload, WorkloadRequest, block_name
 from kvasir_platform.workload.shapes import reshaped
@@ -57,6 +58,8 @@ def read_workload(path: Path, rng: Rng) -> Workload:
     OSError."""
     if path.suffix == ".csv":
         return read_azure(path)
+    if path.suffix == ".parquet":
+        return _recorded(path, enumerate(parquet_objects(path), 1))
     with path.open(encoding="utf-8") as lines:
         first = lines.readline(_MOST_LINE)
     if f'"{FORMAT}"' in first:
@@ -106,8 +109,12 @@ def read_azure(path: Path) -> Workload:
 
 def read_recording(path: Path) -> Workload:
     """Read a recording. Raise ValueError for an invalid line."""
+    return _recorded(path, _objects(path))
+
+
+def _recorded(path: Path, objects: Iterable[tuple[int, dict[str, Any]]]) -> Workload:
     reader: RecordingReader | None = None
-    for number, row in _objects(path):
+    for number, row in objects:
         try:
             if reader is None:
                 reader = RecordingReader(row)

@@ -104,7 +104,9 @@ class Recordings:
         if query.closing and found.closed_s is None:
             found.closed_s = now
         found.forget(query.after)
-        taken = found.next()
+        taken = [] if query.done else found.next()
+        if query.done:
+            self._remove([reader])
         block_tokens = min(lcm(query.block_tokens, *self._block_sizes), MOST_BLOCK_TOKENS)
         return RecordingBatch(
             found.opened,
@@ -134,9 +136,13 @@ class Recordings:
     def _forget(self, now: float) -> None:
         """Forget readers that stopped asking."""
         gone = [name for name, reader in self._readers.items() if now - reader.called_s > FORGOTTEN_S]
-        for name in gone:
+        if gone:
+            self._remove(gone)
+
+    def _remove(self, readers: list[str]) -> None:
+        for name in readers:
             del self._readers[name]
-        if gone and not self._readers:
+        if not self._readers:
             self.active = False
             self._live.clear()
 

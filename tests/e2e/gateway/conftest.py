@@ -17,14 +17,25 @@ from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.model_files import Matryoshka, resolve_model
-from kvasir.config.spec.deployment import Deployment, GatewaySpec, LoraSpec, RoutingSpec, SloSpec
+from kvasir.config.spec.deployment import (
+    Deployment,
+    EngineSpec,
+    GatewaySpec,
+    LoraSpec,
+    PoolSpec,
+    RoutingSpec,
+    SloSpec,
+)
+from kvasir.core.requests import Role
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
+from kvasir_platform.cli.main import main
 from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
+from kvasir_platform.sim.cluster import Cluster
 
 MODEL = "kvasir-tiny"
 
@@ -181,3 +192,56 @@ async def start(tokenizer: ModelTokenizer) -> AsyncIterator[EdgeFactory]:
 async def edge(start: EdgeFactory) -> Edge:
     """A gateway with default settings."""
     return await start()
+
+
+ENGINE = EngineSpec(kind="sim", block_size=32)
+POOLS = (
+    PoolSpec(name="prefill", role=Role.PREFILL, replicas=2, engine=ENGINE),
+    PoolSpec(name="decode", role=Role.DECODE, replicas=2, engine=ENGINE),
+)
+STORY = "Once upon a time there was a router that knew what every worker holds. " * 20
+
+
+@dataclass
+class Product:
+    """Everything but real engines, behind one address."""
+
+    cluster: Cluster
+    client: openai.AsyncOpenAI
+    address: str
+
+    async def ask(self, text: str = STORY, **headers: str) -> str:
+        """Send a prompt, the same as ever by default; returns the id that the answer carried."""
+        raw = await self.client.chat.completions.with_raw_response.create(
+            model="kvasir-tiny",
+            messages=[{"role": "user", "content": text}],
+            max_tokens=8,
+            extra_headers=headers,
+        )
+        raw.parse()
+        return str(raw.headers["x-request-id"])
+
+    async def kvasir(self, *arguments: str) -> int:
+        """The command line, asking this gateway."""
+        return await asyncio.to_thread(main, [*arguments, "--address", self.address])
+
+
+@pytest_asyncio.fixture
+async def product(tokenizer: ModelTokenizer) -> AsyncIterator[Product]:
+    clock = MonotonicClock()
+    deployment = Deployment(pools=POOLS, gateway=GatewaySpec(port=0, drain_timeout_s=0.0))
+    metrics = make_metrics(deployment)
+    cluster = Cluster(deployment, clock, on_decision=metrics.decided)
+    await cluster.start()
+    metrics.track_index(cluster.router.index_stats)
+    models = ModelTable([EdgeModel.of(deployment, tokenizer)])
+    gateway = make_gateway(deployment, cluster.router, clock, metrics, models)
+    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
+    host, port = await started
+    async with openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client:
+        yield Product(cluster, client, f"{host}:{port}")
+    gateway.stop()
+    await serving
+    await cluster.rest()
+    await cluster.close()

@@ -19,9 +19,10 @@ from kvasir.core.errors import ConfigError, RequestError, UpstreamError
 from kvasir_platform.cli.common.gateway_site import AnotherCertificateError, Site
 
 _TIMEOUT_S = 3.0
+_RECORDING_TIMEOUT_S = 15.0
 _RENEWAL_S = 1.5
 """Seconds within which a gateway uses a replaced certificate."""
-_BODY_LIMIT = 8 << 20
+_BODY_LIMIT = 16 << 20
 _REASON_LIMIT = 1000
 KEY_VARIABLE = "KVASIR_API_KEY"
 KEY_FILE_VARIABLE = "KVASIR_API_KEY_FILE"
@@ -130,6 +131,25 @@ def regrets(site: Site) -> dict[str, Any]:
     above."""
     models = _asked(site, "/decisions").get("models")
     return models if isinstance(models, dict) else {}
+
+
+def read_recording(site: Site, reader: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the next records of a router (kvasir.ports.recordings.RecordingBatch as JSON). Raises
+    UpstreamError as above."""
+    path = f"/recordings/{quote(reader, safe='')}"
+    status, answer = _call("POST", site, path, body, timeout_s=_RECORDING_TIMEOUT_S)
+    if status == 403:
+        raise UpstreamError(
+            f"the gateway at {site.authority} lets operators record, and the key in ${KEY_VARIABLE} is of a "
+            "tenant; set it to an operator's key",
+            code="operator_only",
+        )
+    if status == 404:
+        raise UpstreamError(
+            f"the gateway at {site.authority} cannot record: it is older than this command; update it",
+            code="not_found",
+        )
+    return _checked(site, path, status, answer)
 
 
 def ask_drain(site: Site, worker_id: str, draining: bool, reason: str) -> None:

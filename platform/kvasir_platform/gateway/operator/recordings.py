@@ -44,6 +44,7 @@ class RecordingPages:
             names=asked.names,
             decisions=asked.decisions,
             closing=asked.closing,
+            done=asked.done,
         )
         batch = self._recordings.read(reader, query)
         if not asked.after and not batch.records and batch.elapsed_s == 0.0:

@@ -183,6 +183,13 @@ def test_each_reader_has_its_own_place_and_no_more_than_a_few_may_read(desk: Des
     desk.read("one too many")
 
 
+def test_a_reader_that_is_done_is_forgotten_at_once(desk: Desk) -> None:
+    desk.read()
+    desk.serve()
+    assert desk.read(done=True).records == ()
+    assert not desk.recordings.active
+
+
 def test_a_closing_reader_waits_for_what_has_arrived_and_takes_nothing_new(desk: Desk) -> None:
     desk.read()
     early = desk.arrive("early")

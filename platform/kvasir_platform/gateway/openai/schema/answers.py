@@ -324,6 +324,7 @@ class RecordingRead(Struct, forbid_unknown_fields=True):
     names: bool = False
     decisions: bool = True
     closing: bool = False
+    done: bool = False
 
 
 class RecordingPage(Struct):

@@ -1,0 +1,158 @@
+"""The options of `kvasir record`. Every call of `kvasir` imports this module, so it needs the standard
+library only."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvasir_platform.cli.help_texts import RECORD_EPILOG
+
+if TYPE_CHECKING:
+    from kvasir_platform.cli.common.gateway_site import Site
+    from kvasir_platform.cli.common.output import CommandOutput
+
+STDOUT = Path("-")
+_TIMES = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_S = 7 * 86_400.0
+_LEAST_BYTES = 1 << 14
+_MOST_FILES = 1000
+
+
+def add_record(
+    commands: argparse._SubParsersAction[Any],
+    shared: argparse.ArgumentParser,
+    gateway: argparse.ArgumentParser,
+) -> None:
+    """Add the command."""
+    record = commands.add_parser(
+        "record",
+        parents=[shared, gateway],
+        help="record arrivals, lengths, shared prefixes, outcomes and decisions, without content",
+        description="Record arrivals, lengths, shared prefixes, outcomes and decisions, without content.",
+        epilog=RECORD_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    record.add_argument(
+        "file", type=Path, metavar="FILE", help="FILE.jsonl, FILE.parquet, or - for standard output"
+    )
+    record.add_argument(
+        "--router",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="a further router of the same deployment (repeatable)",
+    )
+    record.add_argument(
+        "--service", metavar="NAME", help="in a pod: every router behind this Kubernetes Service"
+    )
+    _add_limits(record.add_argument_group("limits: the first that is reached ends the recording"))
+    _add_content(record.add_argument_group("what is recorded"))
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--duration", type=_seconds, default=3600.0, metavar="TIME", help="as 90, 15m or 2h (1h)"
+    )
+    group.add_argument(
+        "--requests", type=_count, default=1_000_000, metavar="N", help="requests in a file (1000000)"
+    )
+    group.add_argument(
+        "--bytes", type=_bytes, default=1 << 30, metavar="SIZE", help="of a file, as 500M or 2G (1G)"
+    )
+    group.add_argument(
+        "--keep",
+        type=_files,
+        metavar="N",
+        help="when a file is full, go on in the next, FILE.2.jsonl, and keep the newest N",
+    )
+    group.add_argument(
+        "--wait",
+        type=_seconds,
+        default=30.0,
+        metavar="TIME",
+        help="at the end, wait so long for requests that still run (30)",
+    )
+
+
+def _add_content(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--salt-file",
+        type=Path,
+        metavar="FILE",
+        help="salt names with the bytes of FILE (default: random), so that two recordings can be joined",
+    )
+    group.add_argument(
+        "--clear-names", action="store_true", help="record the names of tenants and sessions unsalted"
+    )
+    group.add_argument("--no-decisions", action="store_true", help="leave out the router's decisions")
+    group.add_argument(
+        "--block-tokens",
+        type=_block_tokens,
+        default=64,
+        metavar="N",
+        help="name shared prefixes in blocks of N tokens, or the next multiple of the engine's (64)",
+    )
+
+
+def run_record(args: argparse.Namespace, site: Callable[[str | None], Site], output: CommandOutput) -> int:
+    """Run the command; `site` returns the gateway at an address, None: the one that the command line selects.
+    Raises KvasirError."""
+    from datetime import UTC, datetime
+
+    from kvasir_platform.cli.record.command import RecordArguments, record
+    from kvasir_platform.cli.record.files import FileLimits
+
+    if args.service is not None:
+        from kvasir_platform.cli.record.sites import service_addresses
+
+        addresses: list[str | None] = [*service_addresses(args.service, args.address), *args.router]
+    else:
+        addresses = [None, *args.router]
+    wanted = RecordArguments(
+        args.file,
+        args.duration,
+        FileLimits(args.requests, args.bytes, args.keep),
+        args.wait,
+        args.salt_file,
+        names=args.clear_names,
+        decisions=not args.no_decisions,
+        block_tokens=args.block_tokens,
+    )
+    return record(wanted, [site(address) for address in addresses], output, datetime.now(UTC))
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if found is None or not 0.0 < (seconds := float(found[1]) * _TIMES[found[2]]) <= _MOST_S:
+        raise argparse.ArgumentTypeError(f"{text!r}: name a time up to seven days, as 90, 15m or 2h")
+    return seconds
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([KMG]?)", text)
+    if found is None or (size := int(found[1]) * _SIZES[found[2]]) < _LEAST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r}: name a size of at least 16K, as 500M or 2G")
+    return size
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: name a number of at least 1")
+    return int(text)
+
+
+def _files(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_FILES:
+        raise argparse.ArgumentTypeError(f"{text!r}: name a number of files from 1 to {_MOST_FILES}")
+    return int(text)
+
+
+def _block_tokens(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65_536:
+        raise argparse.ArgumentTypeError(f"{text!r}: name a number of tokens from 1 to 65536")
+    return int(text)
