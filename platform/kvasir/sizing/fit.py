@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.tensors import TensorHeader
+from kvasir.sizing.adapters import adapter_bytes
 from kvasir.sizing.kv import KvNeed, kv_need
 from kvasir.sizing.shape import EngineShape
 from kvasir.sizing.weights import WeightPart, rank_weights, weight_parts
@@ -48,9 +49,11 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What an engine needs, in bytes on a rank of each pipeline stage."""
+    """What an engine needs, in bytes on a rank of each pipeline stage; `adapters` are the slots of LoRA
+    adapters."""
 
     weights: tuple[int, ...]
+    adapters: tuple[int, ...]
     working: Working
     kv: KvNeed
 
@@ -62,6 +65,7 @@ class Fit:
 
     memory: RankMemory
     weights: int
+    adapters: int
     working: Working
     free: int
     request: int
@@ -85,6 +89,7 @@ def need_of(files: ModelFiles, shape: EngineShape) -> Need:
     """Return what an engine of this shape needs."""
     return Need(
         weights=rank_weights(files.config, files.weights, shape),
+        adapters=adapter_bytes(files.config, files.weights, shape),
         working=working_memory(files.config, shape),
         kv=kv_need(files.config, shape),
     )
@@ -92,12 +97,14 @@ def need_of(files: ModelFiles, shape: EngineShape) -> Need:
 
 def fit(need: Need, memory: RankMemory) -> Fit:
     """Return how `need` fits in `memory`, which each rank has."""
-    free = tuple(memory.budget - held - need.working.total for held in need.weights)
+    held = [sum(both) for both in zip(need.weights, need.adapters, strict=True)]
+    free = tuple(memory.budget - size - need.working.total for size in held)
     tightest = min(range(len(free)), key=lambda stage: free[stage] - need.kv.request_bytes[stage])
     given = free if memory.kv_bytes is None else (memory.kv_bytes,) * len(free)
     return Fit(
         memory=memory,
         weights=need.weights[tightest],
+        adapters=need.adapters[tightest],
         working=need.working,
         free=free[tightest],
         request=need.kv.request_bytes[tightest],

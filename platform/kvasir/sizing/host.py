@@ -35,7 +35,7 @@ def host_kv_bytes(
     view: Deployment, pool: PoolSpec, config: ModelConfig, *, max_model_len: int, free: int, weights: int
 ) -> int:
     """Return the KV bytes of a rank of `pool` on CPUs. `free` is the rank's share of the machine's free
-    memory and `weights` the rank's part of the weights, in bytes."""
+    memory and `weights` the rank's part of the weights and its slots of adapters, in bytes."""
     least = least_kv_bytes(view, pool, config, max_model_len=max_model_len)
     wanted = max(SMALL_KV_BYTES, least * min(_REQUESTS, pool.engine.max_num_seqs))
     return max(least, _LEAST_KV_BYTES, min(wanted, int((free - weights - ENGINE_BYTES) * _SHARE)))

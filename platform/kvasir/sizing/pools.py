@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvasir.config.load.support import adapter_slots
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.sizing.fit import RankMemory
 from kvasir.sizing.shape import EngineShape
@@ -12,6 +13,7 @@ def shape_of(view: Deployment, pool: PoolSpec, *, max_model_len: int) -> EngineS
     engine = pool.engine
     # On a GPU vLLM schedules a batch while the one before it runs; stages of a pipeline have one each.
     in_flight = max(2 if pool.gpus else 1, engine.pipeline_parallel_size)
+    slots = adapter_slots(view)
     return EngineShape(
         max_model_len=max_model_len,
         max_num_seqs=engine.max_num_seqs,
@@ -29,6 +31,8 @@ def shape_of(view: Deployment, pool: PoolSpec, *, max_model_len: int) -> EngineS
         keeps_windows=not view.moves_kv,
         steps_in_flight=in_flight,
         cuda_graphs=not engine.args.get("enforce_eager", False),
+        adapters=0 if slots is None else slots.count,
+        adapter_rank=0 if slots is None else slots.rank,
     )
 
 

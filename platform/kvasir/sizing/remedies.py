@@ -49,6 +49,7 @@ def _changes(attempt: Attempt) -> Iterator[str]:
     yield from _tensor(attempt)
     yield from _fp8_weights(attempt)
     yield from _fewer_sequences(attempt)
+    yield from _fewer_adapters(attempt)
     yield from _other_gpus(attempt, need)
 
 
@@ -122,6 +123,13 @@ def _fewer_sequences(attempt: Attempt) -> Iterator[str]:
         fewer //= 2
         if _fits(need_of(attempt.files, replace(attempt.shape, max_num_seqs=fewer)), attempt.memory):
             yield f"set engine.max_num_seqs to {fewer} or less"
+            return
+
+
+def _fewer_adapters(attempt: Attempt) -> Iterator[str]:
+    for fewer in range(attempt.shape.adapters - 1, 0, -1):
+        if _fits(need_of(attempt.files, replace(attempt.shape, adapters=fewer)), attempt.memory):
+            yield f"serve at most {fewer} LoRA adapters (lora, lora_loading.max_adapters), or of a lower rank"
             return
 
 

@@ -12,11 +12,12 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def terms(weights: int, need: Need) -> str:
-    """Return what an engine needs beside KV."""
+def terms(weights: int, adapters: int, need: Need) -> str:
+    """Return what an engine needs beside KV, with `weights` and slots of `adapters` on the rank, in bytes."""
     working = need.working
     parts = [
         f"{gib(weights)} weights",
+        *([f"{gib(adapters)} LoRA adapters"] if adapters else []),
         f"{gib(working.activations)} activations",
         *([f"{gib(working.graphs)} CUDA graphs"] if working.graphs else []),
         f"{gib(working.libraries)} libraries",
@@ -33,7 +34,7 @@ def describe(fit: Fit, need: Need, gpu: str) -> str:
         have = f"{gib(memory.budget)} GiB ({memory.utilization:g} of {gib(memory.total)})"
     else:
         have = f"{gib(memory.budget)} GiB (of {gib(memory.total)}, without CUDA's context)"
-    spent = terms(fit.weights, need)
+    spent = terms(fit.weights, fit.adapters, need)
     if not fit.missing:
         given = "left" if memory.kv_bytes is None else "given"
         kv = f"{gib(fit.kv)} {given} for KV"

@@ -13,8 +13,8 @@ class EngineShape:
     divided among tensor x data ranks whole, and each in parts otherwise; `redundant_experts` are copies that
     each layer has beside the model's own. `quantization` is done at load: `none`, `int8` or `fp8`. With
     `keeps_windows`, layers with a sliding window keep KV of their window only, and of every token otherwise.
-    `steps_in_flight` is how many batches may be scheduled at once. Lengths in
-    tokens."""
+    `steps_in_flight` is how many batches may be scheduled at once. `adapters` are
+    the slots of LoRA adapters, each of rank `adapter_rank`. Lengths in tokens."""
 
     max_model_len: int = 4096
     max_num_seqs: int = 64
@@ -32,6 +32,8 @@ class EngineShape:
     keeps_windows: bool = True
     steps_in_flight: int = 2
     cuda_graphs: bool = True
+    adapters: int = 0
+    adapter_rank: int = 0
 
     @property
     def ranks(self) -> int:

@@ -20,6 +20,7 @@ from enum import Enum
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.tensors import TensorHeader
 from kvasir.sizing.dimensions import Dimensions, dimensions
+from kvasir.sizing.matrices import divides_inputs, linear_sizes
 from kvasir.sizing.shape import EngineShape, element_bytes, stages
 
 
@@ -48,7 +49,9 @@ class _Class:
 class WeightPart:
     """All tensors of one kind in one layer, None for those outside of layers. `fixed` bytes are served as
     stored, and of `packed` bytes each dimension is padded. `elements` are numbers that are served in the
-    engine's dtype, of which `linear_elements` in `linear_rows` rows can be quantized when they are loaded."""
+    engine's dtype, of which `linear_elements` in `linear_rows` rows can be quantized when they are loaded.
+    `divided_sizes` are the inputs or outputs of linear layers that ranks divide as the tensor, and
+    `whole_sizes` those that they do not."""
 
     kind: WeightKind
     layer: int | None
@@ -58,6 +61,8 @@ class WeightPart:
     elements: int = 0
     linear_elements: int = 0
     linear_rows: int = 0
+    whole_sizes: int = 0
+    divided_sizes: int = 0
 
 
 _DIGITS = re.compile(r"\d+")
@@ -84,7 +89,7 @@ def weight_parts(config: ModelConfig, tensors: Iterable[TensorHeader]) -> tuple[
     layers = dimensions(config).layers
     quantized = config.quantization is not None
     mxfp4 = quantized and str((config.quantization or {}).get("quant_method", "")) == "mxfp4"
-    sums: dict[tuple[WeightKind, int | None, bool], list[int]] = defaultdict(lambda: [0] * 5)
+    sums: dict[tuple[WeightKind, int | None, bool], list[int]] = defaultdict(lambda: [0] * 7)
     for tensor in tensors:
         found = _classified(_DIGITS.sub("#", tensor.name), len(tensor.shape) > 1)
         if found is None:
@@ -104,6 +109,11 @@ def weight_parts(config: ModelConfig, tensors: Iterable[TensorHeader]) -> tuple[
             if not quantized and len(tensor.shape) > 1 and not found.tower and found.kind in _QUANTIZABLE:
                 total[3] += tensor.nbytes // size
                 total[4] += math.prod(tensor.shape[:-1])
+        if not found.tower:
+            inputs, outputs = linear_sizes(tensor, config.quantization)
+            by_inputs = divides_inputs(tensor.name)
+            total[5] += outputs if by_inputs else inputs
+            total[6] += inputs if by_inputs else outputs
     return tuple(WeightPart(*key, *total) for key, total in sums.items())
 
 
@@ -147,14 +157,15 @@ def rank_weights(config: ModelConfig, parts: Sequence[WeightPart], shape: Engine
     for part in parts:
         if tied and part.kind is WeightKind.HEAD:
             continue
-        size = math.ceil(_served_bytes(part, sizes, shape) * _share(part.kind, sizes, shape))
-        held[_stage(part, divided)] += size
+        size = math.ceil(_served_bytes(part, sizes, shape) * rank_share(part.kind, sizes, shape))
+        held[stage_of(part, divided)] += size
         if tied and shape.pipeline > 1 and part.kind is WeightKind.EMBEDDING:
             held[-1] += size
     return tuple(held)
 
 
-def _stage(part: WeightPart, divided: Sequence[range]) -> int:
+def stage_of(part: WeightPart, divided: Sequence[range]) -> int:
+    """Return the pipeline stage that holds a part, given the layers of each stage."""
     if part.layer is None:
         return len(divided) - 1 if part.last else 0
     return next(stage for stage, layers in enumerate(divided) if part.layer in layers)
@@ -181,8 +192,8 @@ def _rounded(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _share(kind: WeightKind, sizes: Dimensions, shape: EngineShape) -> float:
-    """Return the part of a tensor that one rank holds."""
+def rank_share(kind: WeightKind, sizes: Dimensions, shape: EngineShape) -> float:
+    """Return the part of a tensor of this kind that one rank holds."""
     match kind:
         case WeightKind.WHOLE:
             return 1.0

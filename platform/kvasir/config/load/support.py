@@ -8,6 +8,7 @@ on machines without it.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, closest_matches
@@ -19,6 +20,27 @@ from kvasir.core.requests import Role
 Platform = Literal["cpu", "cuda"]
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSlots:
+    """What an engine reserves for LoRA adapters: `count` slots, each for an adapter of at most `rank`."""
+
+    count: int
+    rank: int
+
+
+def adapter_slots(view: Deployment) -> AdapterSlots | None:
+    """Return the slots of each engine that serves the model of `view`, None if it serves no adapters."""
+    loading = view.lora_loading
+    ranks = [adapter.rank for adapter in view.lora]
+    count = len(ranks)
+    if loading.enabled:
+        count += loading.max_adapters
+        ranks.append(loading.max_rank)
+    if not count:
+        return None
+    return AdapterSlots(count, next(rank for rank in LORA_RANKS if rank >= max(ranks)))
 
 
 def engine_platform(installed: Container[str]) -> Platform | None:

@@ -14,6 +14,7 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.model_support import needs_weights, with_length
 from kvasir.config.load.object_storage import is_object_uri, stated_weight_bytes
 from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.sizing.adapters import adapter_bytes
 from kvasir.sizing.host import host_kv_bytes
 from kvasir.sizing.pools import shape_of
 from kvasir.sizing.weights import WeightPart, rank_weights, stated_parts, weight_parts
@@ -35,7 +36,9 @@ def with_kv_size(
     folder = resolve_model(view.model.source, view.model.revision)
     config, length = read_model_config(folder), with_length(view, folder).model.context_length
     shape = shape_of(view, pool, max_model_len=length)
-    weights = max(rank_weights(config, _parts(view, folder, config), shape))
+    parts = _parts(view, folder, config)
+    stages = zip(rank_weights(config, parts, shape), adapter_bytes(config, parts, shape), strict=True)
+    weights = max(map(sum, stages))
     size = host_kv_bytes(
         view, pool, config, max_model_len=length, free=free // max(1, sharing), weights=weights
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvasir.config.load.model_support import served_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.sizing.adapters import adapter_bytes
 from kvasir.sizing.host import ENGINE_BYTES, SMALL_KV_BYTES, least_kv_bytes
 from kvasir.sizing.pools import shape_of
 from kvasir.sizing.weights import rank_weights
@@ -34,12 +35,14 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
 
 
 def _weight_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
-    """Return the weights of all ranks of a replica."""
+    """Return the weights and the slots of adapters of all ranks of a replica."""
     if model.config is None:
         return 0
     # Weights do not depend on the length.
-    stages = rank_weights(model.config, model.weights, shape_of(deployment, pool, max_model_len=1))
-    return sum(stages) * pool.engine.tensor_parallel_size * pool.engine.data_parallel_size
+    shape = shape_of(deployment, pool, max_model_len=1)
+    stages = rank_weights(model.config, model.weights, shape)
+    adapters = adapter_bytes(model.config, model.weights, shape)
+    return (sum(stages) + sum(adapters)) * pool.engine.tensor_parallel_size * pool.engine.data_parallel_size
 
 
 def _kv_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:

@@ -66,10 +66,12 @@ def _gpu(pool: PoolSpec, devices: Sequence[str]) -> Gpu | None:
 
 
 def _unknown(view: Deployment, pool: PoolSpec, need: Need, devices: Sequence[str]) -> Finding:
-    weights, request = max(need.weights), max(need.kv.request_bytes)
-    total = gib(weights + need.working.total + request)
+    weights, adapters = max(need.weights), max(need.adapters)
+    request = max(need.kv.request_bytes)
+    total = gib(weights + adapters + need.working.total + request)
+    spent = terms(weights, adapters, need)
     message = (
-        f"pool {pool.name}: {view.model.name} needs {total} GiB of each GPU: {terms(weights, need)} + "
+        f"pool {pool.name}: {view.model.name} needs {total} GiB of each GPU: {spent} + "
         f"{request / GIB:.2f} KV for one request of {need.kv.max_model_len:,} tokens"
     )
     if names := fitting_gpus(need, rank_memory(pool, 0)):

@@ -13,7 +13,7 @@ from typing import Any
 from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.checks.quantization import ENGINE_METHODS
 from kvasir.config.load.object_storage import is_object_uri, streams_weights
-from kvasir.config.load.support import LORA_RANKS
+from kvasir.config.load.support import adapter_slots
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SpeculativeSpec
 from kvasir.core.requests import Role
 from kvasir.sizing.host import SMALL_KV_BYTES
@@ -245,20 +245,10 @@ def _experts(engine: EngineSpec) -> dict[str, Any]:
 
 
 def _lora(deployment: Deployment) -> dict[str, Any]:
-    loading = deployment.lora_loading
-    ranks = [adapter.rank for adapter in deployment.lora]
-    count = len(ranks)
-    if loading.enabled:
-        count += loading.max_adapters
-        ranks.append(loading.max_rank)
-    if not count:
+    slots = adapter_slots(deployment)
+    if slots is None:
         return {}
-    widest = max(ranks)
-    return {
-        "enable_lora": True,
-        "max_loras": count,
-        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= widest),
-    }
+    return {"enable_lora": True, "max_loras": slots.count, "max_lora_rank": slots.rank}
 
 
 def _events(events: EventEndpoints) -> dict[str, Any]:
