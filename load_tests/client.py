@@ -9,28 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
 
-
-@dataclass(slots=True)
-class StreamResult:
-    """One streamed completion. Times are seconds on this client's clock, measured from just before the
-    request is sent."""
-
-    ttft_s: float = 0.0
-    total_s: float = 0.0
-    chunk_times_s: list[float] = field(default_factory=list)
-    text: str = ""
-    usage: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def output_tokens(self) -> int:
-        return int(str(self.usage.get("completion_tokens", 0)))
+from kvasir_platform.bench.client.answers import AnswerEvents, BrokenAnswerError
+from kvasir_platform.bench.client.endpoint import CallResult
 
 
 async def stream_completion(
     address: str, model: str, prompt: str, max_tokens: int, *, ignore_eos: bool = True
-) -> StreamResult:
+) -> CallResult:
     """POST /v1/completions with stream=true. Raise RuntimeError with the body of an error answer."""
     host, _, port = address.rpartition(":")
     body = json.dumps(
@@ -44,7 +30,7 @@ async def stream_completion(
             "stream_options": {"include_usage": True},
         }
     ).encode()
-    began = time.perf_counter()
+    result = CallResult(time.perf_counter())
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
     try:
         writer.write(
@@ -57,29 +43,22 @@ async def stream_completion(
             pass
         if " 200 " not in status:
             raise RuntimeError(f"{status.strip()}: {(await reader.read(4096)).decode(errors='replace')}")
-        return await _read_events(reader, began)
+        await _read_events(reader, result)
+        return result
     finally:
         writer.close()
 
 
-async def _read_events(reader: asyncio.StreamReader, began: float) -> StreamResult:
-    result = StreamResult()
-    while line := await reader.readline():
-        if not line.startswith(b"data: "):
-            continue
-        elapsed = time.perf_counter() - began
-        payload = line[6:].strip()
-        if payload == b"[DONE]":
-            result.total_s = elapsed
-            return result
-        event = json.loads(payload)
-        if event.get("usage"):
-            result.usage = event["usage"]
-        if "error" in event:
-            raise RuntimeError(str(event["error"]))
-        if event.get("choices"):
-            if not result.chunk_times_s:
-                result.ttft_s = elapsed
-            result.chunk_times_s.append(elapsed)
-            result.text += event["choices"][0].get("text", "")
+async def _read_events(reader: asyncio.StreamReader, result: CallResult) -> None:
+    events = AnswerEvents(result)
+    try:
+        while line := await reader.readline():
+            # The lengths of HTTP's chunks stand between the events' lines, which are whole.
+            if line.startswith(b"data:"):
+                events.feed(line, time.perf_counter())
+            if events.ended:
+                result.ended_s = time.perf_counter()
+                return
+    except BrokenAnswerError as error:
+        raise RuntimeError(error.detail) from error
     raise RuntimeError("the stream ended without [DONE]")

@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 from kvasir import native
-from load_tests.client import StreamResult, stream_completion
+from load_tests.client import stream_completion
 from load_tests.report import Row, median, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,7 +161,7 @@ async def ttft(address: str, rounds: int) -> list[Row]:
         again = await stream_completion(address, MODEL, prompt, 2)
         cold.append(first.ttft_s * 1e3)
         warm.append(again.ttft_s * 1e3)
-        tokens = int(str(first.usage["prompt_tokens"]))
+        tokens = first.prompt_tokens or 0
     (cold_ms, cold_spread), (warm_ms, warm_spread) = median(cold), median(warm)
     return [
         Row("ttft cold", cold_ms, "ms", "lower", spread=cold_spread, note=f"{tokens} tokens of prompt"),
@@ -184,11 +184,9 @@ async def stack_rate(address: str, streams: int, tokens: int, seed: int) -> floa
     rng = random.Random(seed)
     prompts = [_prompt(rng, 40) for _ in range(streams)]
     began = time.perf_counter()
-    results: list[StreamResult] = await asyncio.gather(
-        *(stream_completion(address, MODEL, prompt, tokens) for prompt in prompts)
-    )
+    results = await asyncio.gather(*(stream_completion(address, MODEL, prompt, tokens) for prompt in prompts))
     elapsed = time.perf_counter() - began
-    return sum(result.output_tokens for result in results) / elapsed
+    return sum(result.output_tokens or 0 for result in results) / elapsed
 
 
 def cancel(address: str, rounds: int) -> Row:

@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load_tests.client import StreamResult, stream_completion
+from kvasir_platform.bench.client.endpoint import CallResult
+from load_tests.client import stream_completion
 from load_tests.report import REPORTS, Row, median, read, write
 from load_tests.scenarios import start_up
 from load_tests.scenarios.foundation import MODEL, ROOT, Stack, running_stack
@@ -85,10 +86,10 @@ class Load:
 
     _wanted: int = 0
 
-    async def one(self) -> StreamResult:
+    async def one(self) -> CallResult:
         """One answer, checked."""
         self.answers += 1
-        result = StreamResult()
+        result = CallResult(0.0)
         try:
             result = await stream_completion(self.address, MODEL, "In the beginning", self.tokens)
             self.wrong += result.output_tokens != self.tokens

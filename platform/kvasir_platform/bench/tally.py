@@ -97,7 +97,7 @@ class BenchTally:
         tokens = len(chunks) if result.output_tokens is None else result.output_tokens
         self.started.append(result.started_s)
         self.ended.append(result.ended_s)
-        self.ttft.append((chunks[0] if chunks else result.ended_s) - result.started_s)
+        self.ttft.append(result.ttft_s)
         self.tpot.append((chunks[-1] - chunks[0]) / (tokens - 1) if chunks and tokens > 1 else math.nan)
         self.prompt_tokens.append(prompt_tokens if result.prompt_tokens is None else result.prompt_tokens)
         self.output_tokens.append(tokens)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvasir_platform.bench.client.endpoint import CallResult
 from kvasir_platform.cli.main import main, parser
 from kvasir_platform.cli.verify.checks import (
     PredictionSample,
@@ -19,7 +21,7 @@ from kvasir_platform.cli.verify.checks import (
     prefix_hit,
     same_tokens,
 )
-from kvasir_platform.cli.verify.client import TimedStream, VerifiedCompletion
+from kvasir_platform.cli.verify.client import VerifiedCompletion
 from kvasir_platform.cli.verify.curves import LoadPoint, measure_point
 from kvasir_platform.cli.verify.report import as_html, as_json, write_report
 from kvasir_platform.cli.verify.run import TransferSample, Verification, VerifyOptions
@@ -101,13 +103,14 @@ def test_workers_of_one_kind_are_counted() -> None:
 def test_a_load_point_has_percentiles_and_rates() -> None:
     times = iter((0.0, 2.0))
 
-    def stream(number: int) -> TimedStream:
-        return TimedStream(0.1 * (number + 1), (0.01, 0.03), 8)
+    def stream(number: int) -> CallResult:
+        first = 0.1 * (number + 1)
+        return CallResult(0.0, 0.0, array("d", [first, first + 0.01, first + 0.04]), output_tokens=8)
 
     point = measure_point(stream, 2, 4, lambda: next(times))
     assert (point.streams, point.requests) == (2, 4)
     assert (point.ttft_p50_s, point.ttft_p99_s) == pytest.approx((0.2, 0.4))
-    assert (point.itl_p50_s, point.itl_p99_s) == (0.01, 0.03)
+    assert (point.itl_p50_s, point.itl_p99_s) == pytest.approx((0.01, 0.03))
     assert (point.tokens_per_s, point.requests_per_s) == (16.0, 2.0)
 
 

@@ -31,6 +31,11 @@ class CallResult:
     error: str = ""
     detail: str = ""
 
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first chunk with output, or to the end of an answer that is not streamed."""
+        return (self.chunks[0] if self.chunks else self.ended_s) - self.started_s
+
 
 class BenchEndpoint(Protocol):
     """Sends calls. Many run at a time."""

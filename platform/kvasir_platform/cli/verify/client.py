@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import re
 import time
@@ -12,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.core.errors import UpstreamError
+from kvasir_platform.bench.client.answers import AnswerEvents, BrokenAnswerError
+from kvasir_platform.bench.client.endpoint import CallResult
 from kvasir_platform.cli.common.gateway_client import key_headers, reason_in
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.verify.scores import ScoredToken
 
 _BODY_LIMIT = 64 << 20
+_CHUNK = 64 << 10
 _LIKELY = 2
 """Log-probabilities of each token: of the chosen one and the next."""
 _BUSY = (429, 503)
@@ -37,15 +39,6 @@ class VerifiedCompletion:
     cached_tokens: int
     moved_bytes: int = 0
     transfer_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TimedStream:
-    """A streamed answer of `tokens` tokens: seconds to its first event, and between later ones."""
-
-    ttft_s: float
-    gaps_s: tuple[float, ...]
-    tokens: int
 
 
 class VerifyClient:
@@ -114,28 +107,27 @@ class VerifyClient:
             transfer_s=0.0 if moved is None else float(moved[1]) / 1e3,
         )
 
-    def stream(self, prompt: Sequence[int], max_tokens: int) -> TimedStream:
-        """Stream a completion of exactly `max_tokens` tokens, and time its events."""
-        body = self._body(prompt, max_tokens) | {"stream": True}
-        began = time.perf_counter()
+    def stream(self, prompt: Sequence[int], max_tokens: int) -> CallResult:
+        """Stream a completion of exactly `max_tokens` tokens, and time its chunks."""
+        result = CallResult(time.perf_counter(), output_tokens=max_tokens)
+        events = AnswerEvents(result)
         with self._connected() as sent:
-            response = sent.post("/v1/completions", body, self._headers)
+            response = sent.post(
+                "/v1/completions", self._body(prompt, max_tokens) | {"stream": True}, self._headers
+            )
             if response.status != 200:
                 raise self._refused("/v1/completions", response.status, response.read(_BODY_LIMIT))
-            times = []
-            while line := response.readline(_BODY_LIMIT):
-                if line.startswith(b"data: {"):
-                    times.append(time.perf_counter())
-                    if b'"error"' in line[:20]:
-                        raise UpstreamError(f"a stream broke off: {reason_in(line[6:])}")
-                elif line.startswith(b"data: [DONE]"):
-                    break
-            else:
-                raise UpstreamError("a stream ended without [DONE]")
-        if not times:
+            try:
+                while data := response.read1(_CHUNK):
+                    events.feed(data, time.perf_counter())
+            except BrokenAnswerError as error:
+                raise UpstreamError(f"a stream broke off: {error.detail}") from error
+        if not events.ended:
+            raise UpstreamError("a stream ended without [DONE]")
+        if not result.chunks:
             raise UpstreamError("a stream had no token")
-        gaps = tuple(after - before for before, after in itertools.pairwise(times))
-        return TimedStream(times[0] - began, gaps, max_tokens)
+        result.ended_s = time.perf_counter()
+        return result
 
     def _body(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         return {

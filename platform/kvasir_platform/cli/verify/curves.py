@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvasir.core.quantiles import quantile
-from kvasir_platform.cli.verify.client import TimedStream
+from kvasir_platform.bench.client.endpoint import CallResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class LoadPoint:
 
 
 def measure_point(
-    stream: Callable[[int], TimedStream],
+    stream: Callable[[int], CallResult],
     streams: int,
     requests: int,
     clock: Callable[[], float] = time.perf_counter,
@@ -38,10 +39,10 @@ def measure_point(
     return point_of(done, streams, clock() - began)
 
 
-def point_of(done: Sequence[TimedStream], streams: int, elapsed_s: float) -> LoadPoint:
+def point_of(done: Sequence[CallResult], streams: int, elapsed_s: float) -> LoadPoint:
     """Summarize streams that ran `streams` at a time and took `elapsed_s` seconds together."""
     first = [each.ttft_s for each in done]
-    gaps = [gap for each in done for gap in each.gaps_s] or [0.0]
+    gaps = [after - before for each in done for before, after in pairwise(each.chunks)] or [0.0]
     return LoadPoint(
         streams=streams,
         requests=len(done),
@@ -49,6 +50,6 @@ def point_of(done: Sequence[TimedStream], streams: int, elapsed_s: float) -> Loa
         ttft_p99_s=quantile(first, 0.99),
         itl_p50_s=quantile(gaps, 0.5),
         itl_p99_s=quantile(gaps, 0.99),
-        tokens_per_s=sum(each.tokens for each in done) / elapsed_s,
+        tokens_per_s=sum(each.output_tokens or 0 for each in done) / elapsed_s,
         requests_per_s=len(done) / elapsed_s,
     )
