@@ -28,7 +28,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-models bench-scaling bench-paired scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-models bench-scaling bench-paired bench-agreement scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -166,6 +166,9 @@ bench-scaling: install-dev ## measure how soon a pool follows its load, on real 
 bench-paired: install-dev ## run the benchmarks of a request's path at BASE=COMMIT and at the last commit, alternating (minutes)
 	@test -n "$(BASE)" || { echo "error: name the commit to compare with: make bench-paired BASE=main~20" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.paired $(BASE) $(ARGS)
+
+bench-agreement: install-dev ## compare `kvasir bench` with aiperf on the same endpoints (minutes; installs aiperf into build/)
+	@$(BIN)/python -m load_tests.scenarios.agreement $(ARGS)
 
 scorecard: install-dev ## prove which faults are survived, with real processes (minutes; ARGS="--rows 1,4")
 	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)

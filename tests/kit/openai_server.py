@@ -91,6 +91,9 @@ async def _exchange(script: OpenAiScript, reader: asyncio.StreamReader, writer: 
         listed = [{"id": name, "object": "model", "max_model_len": script.context} for name in script.models]
         _plain(writer, 200, {"object": "list", "data": listed})
         return True
+    if not body:
+        _plain(writer, 404, {"error": {"message": f"no {path}"}})
+        return True
     asked = json.loads(body)
     script.bodies.append(asked)
     del script.bodies[:-1000]
@@ -116,8 +119,14 @@ async def _stream(
     prompt = asked["messages"][0]["content"] if chat else asked["prompt"]
     count = asked.get("max_tokens") or asked.get("max_completion_tokens") or 16
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+    head = {
+        "id": f"cmpl-{number}",
+        "object": "chat.completion.chunk" if chat else "text_completion",
+        "created": 0,
+        "model": asked["model"],
+    }
     if chat:
-        _event(writer, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        _event(writer, {**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
     if answer.error_event:
         _event(writer, {"error": {"message": "the worker was lost"}})
     for place in range(count):
@@ -127,14 +136,14 @@ async def _stream(
         if script.wait is not None:
             await script.wait(place, number)
         text = {"delta": {"content": " a"}} if chat else {"text": " a"}
-        _event(writer, {"id": "x", "object": "chunk", "choices": [{"index": 0, **text}]})
+        _event(writer, {**head, "choices": [{"index": 0, **text}]})
         await writer.drain()
     end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-    _event(writer, {"choices": [{"index": 0, **end, "finish_reason": "length"}]})
+    _event(writer, {**head, "choices": [{"index": 0, **end, "finish_reason": "length"}]})
     if script.counts and (asked.get("stream_options") or {}).get("include_usage"):
         tokens = len(prompt.split()) + TEMPLATE_TOKENS
         usage = {"prompt_tokens": tokens, "completion_tokens": count, "total_tokens": tokens + count}
-        _event(writer, {"choices": [], "usage": usage})
+        _event(writer, {**head, "choices": [], "usage": usage})
     if answer.ends:
         _chunk(writer, b"data: [DONE]\n\n")
     writer.write(b"0\r\n\r\n")

@@ -1,0 +1,1 @@
+"""`kvasir bench` compared with aiperf on the same endpoint, in turn."""

@@ -1,0 +1,132 @@
+"""Whether `kvasir bench` measures what aiperf measures (NVIDIA's load generator for LLM servers).
+
+Both load the same server with the same number of requests and tokens, in turn, several rounds. What is
+compared are the medians over the rounds; a figure agrees if they differ by at most 5 %. The servers are a
+paced mock, whose times do not depend on the load, and a deployment of `kvasir up` on this machine.
+
+    make bench-agreement
+    make bench-agreement ARGS='--only mock --rounds 3'
+    make bench-agreement ARGS=--quick          one round of few requests, as a smoke test
+
+aiperf is installed into build/aiperf on first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from load_tests.report import REPORTS, Row, read, write
+from load_tests.scenarios.agreement.tools import AIPERF, Load, Measured, install_aiperf, run_aiperf, run_ours
+from load_tests.scenarios.foundation import running_stack
+
+ROOT = Path(__file__).resolve().parents[3]
+AGREE_PERCENT = 5.0
+ROUNDS = 5
+MOCK, MOCK_RATE, KVASIR = "mock", "mock at a rate", "kvasir"
+LOADS = {
+    MOCK: Load(requests=200, concurrency=8, prompt_tokens=256, output_tokens=64),
+    MOCK_RATE: Load(requests=200, concurrency=0, prompt_tokens=256, output_tokens=64, rate=8.0),
+    KVASIR: Load(requests=150, concurrency=2, prompt_tokens=128, output_tokens=64),
+}
+RATES = ("output tokens/s", "requests/s")
+
+
+@contextlib.contextmanager
+def mock() -> Iterator[str]:
+    """A server whose streams take 80 ms and then 15 ms for each token, with little spread."""
+    options = ("--first-ms", "80", "--gap-ms", "15", "--sigma", "0.1")
+    command = [sys.executable, "-m", "tests.kit.openai_server", *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def deployment() -> Iterator[str]:
+    """A deployment of the model that ships with Kvasir."""
+    up = (sys.executable, "-m", "kvasir_platform.cli.main", "up", "--port", "0", "-o", "json")
+    with running_stack(ROOT, up) as stack:
+        yield f"http://{stack.address}"
+
+
+def rounds(url: str, model: str, load: Load, count: int) -> list[tuple[Measured, Measured]]:
+    """Measure with both, in turn, each round in the other order; ours first in each pair. Our prompts have as
+    many tokens as the server counts for aiperf's, which leaves the template out of its lengths."""
+    pairs = []
+    alike = load
+    for number in range(count):
+        seed = number + 1
+        if number % 2:
+            ours = run_ours(url, model, alike, seed)
+            theirs = run_aiperf(url, model, load, seed)
+        else:
+            theirs = run_aiperf(url, model, load, seed)
+            alike = replace(load, prompt_tokens=round(theirs.prompt_tokens))
+            ours = run_ours(url, model, alike, seed)
+        pairs.append((ours, theirs))
+        shown = ", ".join(f"{each.figures['TTFT p50']:.1f}" for each in (ours, theirs))
+        print(f"  round {seed} of {count}: TTFT p50 {shown} ms, ours first", flush=True)
+    return pairs
+
+
+def rows(name: str, load: Load, pairs: list[tuple[Measured, Measured]]) -> Iterator[Row]:
+    """One row for each figure: by how much the medians differ."""
+    pace = f"{load.concurrency} at a time" if load.rate is None else f"{load.rate:g} per second, Poisson"
+    about = f"{len(pairs)} rounds of {load.requests} requests, {pace}"
+    for figure in pairs[0][0].figures:
+        # The rate of an open loop is that of its arrivals, which the two draw apart.
+        if load.rate is not None and figure in RATES:
+            continue
+        ours, theirs = ([each[side].figures[figure] for each in pairs] for side in (0, 1))
+        one, other = statistics.median(ours), statistics.median(theirs)
+        unit = "" if figure in RATES else " ms"
+        apart = [(a / b - 1.0) * 100 for a, b in zip(ours, theirs, strict=True)]
+        yield Row(
+            f"{name}: {figure}, difference",
+            abs(one / other - 1.0) * 100,
+            "%",
+            "lower",
+            target=AGREE_PERCENT,
+            spread=(min(apart), max(apart)),
+            note=f"kvasir bench {one:.4g}{unit}, {AIPERF} {other:.4g}{unit}; {about}",
+        )
+
+
+def main() -> None:
+    """Run by the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=tuple(LOADS), help="measure one server; others keep their rows")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="one round of few requests, without a report")
+    args = parser.parse_args()
+    install_aiperf()
+    found: list[Row] = []
+    for name, load in LOADS.items():
+        if args.only not in (None, name):
+            found += [row for row in read(REPORTS / "agreement.json") if row.name.startswith(f"{name}: ")]
+            continue
+        asked = replace(load, requests=20, output_tokens=8) if args.quick else load
+        print(f"{name}:", flush=True)
+        with deployment() if name == KVASIR else mock() as url:
+            model = "kvasir-tiny" if name == KVASIR else "scripted"
+            found += rows(name, asked, rounds(url, model, asked, 1 if args.quick else args.rounds))
+    for row in found:
+        print(f"{row.name}: {row.value:.2f} % ({row.note})")
+    if not args.quick:
+        print(write("agreement", "make bench-agreement", found))
+
+
+if __name__ == "__main__":
+    main()
