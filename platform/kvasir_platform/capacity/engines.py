@@ -240,27 +240,30 @@ def engine_options(
         quantization=precision.quantization,
         kv_dtype=precision.kv_dtype,
     )
-    if hardware.offered is None:
-        yield from _on_cpus(model, hardware, base)
-        return
     found = False
-    for shape in _within_a_node(model, hardware, base):
-        option = engine_option(model, hardware, shape)
-        if option.fits and _available(option):
+    for shape, cores in layout_shapes(model, hardware, base):
+        option = engine_option(model, hardware, shape, cores=cores)
+        # More than a node takes is only worth it for what does not fit otherwise, and for experts.
+        if option.fits and _available(option) and (model.mixture or not found or _in_a_node(option)):
             found = True
             yield option
-    if not found or model.mixture:
-        for shape in _over_nodes(model, hardware, base):
-            option = engine_option(model, hardware, shape)
-            if option.fits and _available(option):
-                yield option
 
 
-def _on_cpus(model: PlannedModel, hardware: HardwareChoice, base: EngineShape) -> Iterator[EngineOption]:
-    for cores in _CPU_CORES if hardware.divisible else (1,):
-        option = engine_option(model, hardware, base, cores=cores)
-        if option.fits and _available(option):
-            yield option
+def layout_shapes(
+    model: PlannedModel, hardware: HardwareChoice, base: EngineShape
+) -> Iterator[tuple[EngineShape, int]]:
+    """Yield the layouts of `base` that the model allows, whether they fit or not, each with the number of
+    cores that a device on CPUs has."""
+    if hardware.offered is None:
+        for cores in _CPU_CORES if hardware.divisible else (1,):
+            yield base, cores
+        return
+    for shape in (*_within_a_node(model, hardware, base), *_over_nodes(model, hardware, base)):
+        yield shape, 1
+
+
+def _in_a_node(option: EngineOption) -> bool:
+    return option.hardware.offered is None or option.devices <= option.hardware.device.per_node
 
 
 def _available(option: EngineOption) -> bool:

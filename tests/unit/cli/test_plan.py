@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stdout
+from functools import cache
 from html.parser import HTMLParser
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,12 @@ def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, found.out, found.err
 
 
-def data(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    status, out, _ = ran(capsys, *arguments, "--json")
-    assert status == 0
-    found: dict[str, Any] = json.loads(out)
+@cache
+def data(*arguments: str) -> dict[str, Any]:
+    """The report as JSON; equal arguments run once."""
+    with redirect_stdout(StringIO()) as out:
+        assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
     return found
 
 
@@ -42,8 +48,8 @@ def test_the_report_has_memory_plans_reasons_and_the_source_of_coefficients(
     assert "H100 data sheet" in out
 
 
-def test_the_json_has_all_that_the_text_has(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, *LLAMA)
+def test_the_json_has_all_that_the_text_has() -> None:
+    found = data(*LLAMA)
     plan = found["plans"][0]
     assert len(found["plans"]) == 3
     assert plan["ttft_s"]["low"] < plan["ttft_s"]["value"] <= found["slo"]["ttft_s"]
@@ -56,8 +62,8 @@ def test_the_json_has_all_that_the_text_has(capsys: pytest.CaptureFixture[str]) 
     assert h100["kv"][1]["users"] == pytest.approx(2 * h100["kv"][0]["users"], rel=0.01)
 
 
-def test_prices_of_tokens_add_up_to_the_cost_of_the_day(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, *LLAMA)
+def test_prices_of_tokens_add_up_to_the_cost_of_the_day() -> None:
+    found = data(*LLAMA)
     traffic = found["traffic"]
     computed = traffic["prompt_tokens"] - traffic["cached_tokens"]
     for plan in found["plans"]:
@@ -70,9 +76,9 @@ def test_prices_of_tokens_add_up_to_the_cost_of_the_day(capsys: pytest.CaptureFi
         assert request * traffic["rate"] * 3600 == pytest.approx(plan["mean_dollars_per_hour"])
 
 
-def test_a_tighter_slo_and_a_higher_load_cost_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tighter_slo_and_a_higher_load_cost_more() -> None:
     usual, tight, busy = (
-        data(capsys, *LLAMA, *more)["plans"][0]["dollars_per_hour"]
+        data(*LLAMA, *more)["plans"][0]["dollars_per_hour"]
         for more in ((), ("--slo", "ttft=0.5,itl=0.02"), ("--peak", "60"))
     )
     assert usual < tight
@@ -105,8 +111,8 @@ def test_an_slo_that_no_number_of_replicas_meets_is_said_so(capsys: pytest.Captu
     assert "no: bandwidth?" in out
 
 
-def test_no_plan_takes_more_gpus_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, "plan", "llama-3.1-8b", "--rate", "8", "--gpus", "H100:2,L40S:3")
+def test_no_plan_takes_more_gpus_than_there_are() -> None:
+    found = data("plan", "llama-3.1-8b", "--rate", "8", "--gpus", "H100:2,L40S:3")
     for plan in found["plans"]:
         used: dict[str, int] = {}
         for pool in plan["pools"]:
@@ -115,9 +121,35 @@ def test_no_plan_takes_more_gpus_than_there_are(capsys: pytest.CaptureFixture[st
         assert used.get("L40S", 0) <= 3
 
 
-def test_embeddings_get_a_pool_without_itl(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_batches_show_what_limits_a_step_and_what_a_token_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ran(capsys, *LLAMA, "--batches")
+    assert status == 0
+    assert "H100: memory limits below 295 operations per byte" in out
+    rows = [row for row in data(*LLAMA)["batches"] if row["engine"] == "1 x H100"]
+    assert [row["batch"] for row in rows] == [0, 1, 4, 16, 64]
+    assert [row["limit"] for row in rows] == ["compute", *["memory"] * 4]
+    assert rows[1]["operations_per_byte"] == pytest.approx(1, abs=0.2)
+    for before, after in pairwise(rows[1:]):
+        assert after["tokens_per_s"] > before["tokens_per_s"]
+        assert after["dollars_per_million"] < before["dollars_per_million"]
+    for row in rows:
+        assert row["of_peak"] < 0.5
+        assert row["of_bandwidth"] < 0.7
+
+
+def test_every_layout_has_a_reason_for_or_against_it() -> None:
+    found = data("plan", "llama-3.1-70b", "--rate", "4", "--gpus", "H100:16")["layouts"]
+    reasons = {row["layout"]: row["reason"] for row in found}
+    assert "does not fit by 63.0 GiB" in reasons["one device"]
+    assert "takes 32 devices, and there are 16" in reasons["TP 8 PP 4"]
+    assert "replica" in reasons["TP 4"]
+    exchange = {row["layout"]: row["communication"] for row in found}
+    assert exchange["one device"] == 0 < exchange["TP 2"] < exchange["TP 4"] < exchange["TP 8"]
+
+
+def test_embeddings_get_a_pool_without_itl(tmp_path: Path) -> None:
     arguments = ("plan", "bge-m3", "--rate", "100", "--prompt-tokens", "400", "--gpus", "L4")
-    found = data(capsys, *arguments, "--write", str(tmp_path))
+    found = data(*arguments, "--write", str(tmp_path))
     assert found["plans"][0]["mode"] == "embedding"
     assert found["plans"][0]["dollars_per_million"]["output"] is None
     assert main(["config", "validate", "-f", str(tmp_path / "kvasir.yaml")]) == 0
@@ -151,33 +183,39 @@ def test_a_written_plan_for_this_machine_is_ready_to_start(
     assert "ready to start" in out
 
 
-def test_a_config_json_alone_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_config_json_alone_is_enough(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     shape = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
              "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
              "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 8192}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(shape))
-    found = data(capsys, "plan", "--config", str(folder / "config.json"), "--gpus", "H100")
+    found = data("plan", "--config", str(folder / "config.json"), "--gpus", "H100")
     assert found["model"]["name"] == "my-model"
     assert found["model"]["weights_counted"]
 
 
-def test_a_workload_gives_the_load(capsys: pytest.CaptureFixture[str]) -> None:
-    found = data(capsys, "plan", "llama-3.1-8b", "--workload", "chat:rate=5,duration=600", "--gpus", "H100")
+def test_a_workload_gives_the_load() -> None:
+    found = data("plan", "llama-3.1-8b", "--workload", "chat:rate=5,duration=600", "--gpus", "H100")
     assert found["traffic"]["rate"] == pytest.approx(5, rel=0.2)
     assert found["traffic"]["cached_tokens"] > 0
 
 
-def test_prices_of_a_file_change_the_cost(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_prices_of_a_file_change_the_cost(tmp_path: Path) -> None:
     path = tmp_path / "gpus.yaml"
     path.write_text("gpus: [{name: H100, dollars_per_hour: 29.9}]")
     arguments = ("plan", "llama-3.1-8b", "--gpus", "H100", "--mode", "aggregated")
     cheap, dear = (
-        data(capsys, *arguments, *more)["plans"][0]["dollars_per_hour"]
-        for more in ((), ("--catalogue", str(path)))
+        data(*arguments, *more)["plans"][0]["dollars_per_hour"] for more in ((), ("--catalogue", str(path)))
     )
     assert dear == pytest.approx(10 * cheap)
+
+
+def test_a_cautious_plan_is_larger_and_meets_the_slo_with_the_slowest_coefficients() -> None:
+    usual, found = data(*LLAMA), data(*LLAMA, "--cautious")
+    assert found["plans"][0]["dollars_per_hour"] > usual["plans"][0]["dollars_per_hour"]
+    assert found["plans"][0]["ttft_s"]["high"] <= found["slo"]["ttft_s"]
+    assert found["plans"][0]["goodput"]["low"] >= 0.9 * found["traffic"]["peak"]
 
 
 class _Tags(HTMLParser):

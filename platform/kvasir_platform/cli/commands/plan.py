@@ -11,17 +11,26 @@ from kvasir.config.load.yaml_document import render
 from kvasir.core.errors import ConfigError
 from kvasir_platform.capacity.analysis.advice import hardware_advice
 from kvasir_platform.capacity.analysis.arithmetic import arithmetic
+from kvasir_platform.capacity.analysis.batches import batch_rows
 from kvasir_platform.capacity.analysis.curves import CostCurve, cost_curves
+from kvasir_platform.capacity.analysis.layouts import cheapest_first, layout_rows
 from kvasir_platform.capacity.analysis.memory import memory_budgets
 from kvasir_platform.capacity.analysis.optimisations import optimisations
 from kvasir_platform.capacity.analysis.uncertainty import error_bars
 from kvasir_platform.capacity.search import PlanRequest, search
 from kvasir_platform.capacity.written import deployment_of, values_of
 from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.plan.data import as_data
 from kvasir_platform.cli.plan.page import page
 from kvasir_platform.cli.plan.png import draw
 from kvasir_platform.cli.plan.read import read_request
-from kvasir_platform.cli.plan.report import PlanReport, advice_lines, arithmetic_lines, as_data, summary
+from kvasir_platform.cli.plan.report import (
+    PlanReport,
+    advice_lines,
+    arithmetic_lines,
+    batch_lines,
+    summary,
+)
 
 _CONTEXT = 8192
 
@@ -31,12 +40,16 @@ def plan(args: argparse.Namespace, output: CommandOutput) -> int:
     ConfigError for options that contradict each other or the model."""
     request = read_request(args)
     whole = args.advice or args.html is not None or output.json
-    report = _report(request, args, whole=whole)
+    report = _report(request, args, whole=whole, batches=args.batches or output.json)
     for line in summary(report):
         output.text(line)
     if args.advice:
         output.text()
         for line in advice_lines(report):
+            output.text(line)
+    if args.batches:
+        output.text()
+        for line in batch_lines(report):
             output.text(line)
     if args.explain and report.arithmetic:
         output.text("\nthe arithmetic of plan 1")
@@ -49,7 +62,7 @@ def plan(args: argparse.Namespace, output: CommandOutput) -> int:
     return 0 if report.plans else 1
 
 
-def _report(request: PlanRequest, args: argparse.Namespace, *, whole: bool) -> PlanReport:
+def _report(request: PlanRequest, args: argparse.Namespace, *, whole: bool, batches: bool) -> PlanReport:
     result = search(request)
     best = result.best
     most = request.model.config.max_positions
@@ -59,8 +72,10 @@ def _report(request: PlanRequest, args: argparse.Namespace, *, whole: bool) -> P
         plans=tuple((each, error_bars(each, request.traffic.peak)) for each in result.cheapest()),
         memory=memory_budgets(request, context),
         advice=hardware_advice(result) if whole else (),
+        layouts=cheapest_first(layout_rows(result)) if whole else (),
         sheet=optimisations(result, acceptance=args.acceptance) if whole else (),
         arithmetic=arithmetic(best, request) if best is not None and (whole or args.explain) else (),
+        batches=batch_rows(request) if batches else (),
     )
 
 

@@ -21,7 +21,8 @@ examples:
   kvasir plan llama-3.1-8b --rate 10 --prompt-tokens 1500/4000 --output-tokens 250 --slo ttft=1,itl=0.04
   kvasir plan meta-llama/Llama-3.1-70B-Instruct --workload chat:rate=20 --gpus H100:16,L40S:32
   kvasir plan llama-3.1-70b --rate 5 --explain          every step of the arithmetic
-  kvasir plan qwen3-8b --rate 5 --advice                which GPU, and which optimisation pays
+  kvasir plan qwen3-8b --rate 5 --advice                which GPU, which layout, which optimisation pays
+  kvasir plan qwen3-8b --gpus H100,L4 --batches         tokens/s, bottleneck and price by batch
   kvasir plan llama-3.1-8b --rate 5 --write plan        kvasir.yaml and Helm values in the folder plan
   kvasir plan bge-m3 --rate 200 --prompt-tokens 400     an embedding pool
   kvasir plan kvasir-tiny --gpus CPU:8 --rate 2         on CPUs, by the core"""
@@ -125,7 +126,12 @@ def _add_forms(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--explain", action="store_true", help="every step of the arithmetic")
     group.add_argument(
-        "--advice", action="store_true", help="which hardware in stages, and which optimisation pays"
+        "--advice",
+        action="store_true",
+        help="which hardware in stages, which layout, and which optimisation pays",
+    )
+    group.add_argument(
+        "--batches", action="store_true", help="throughput, bottleneck and price by hardware and batch"
     )
     group.add_argument(
         "--context", type=_count, metavar="N", help="tokens of a user, for the table of memory (8192)"

@@ -8,11 +8,13 @@ from html import escape
 from kvasir_platform.capacity.analysis.curves import CostCurve
 from kvasir_platform.cli.plan.report import (
     ADVICE_HEAD,
+    LAYOUT_HEAD,
     MEMORY_HEAD,
     PLAN_HEAD,
     SHEET_HEAD,
     PlanReport,
     arithmetic_lines,
+    layout_cells,
     memory_row,
     plan_notes,
     plan_row,
@@ -59,6 +61,8 @@ def page(report: PlanReport, curves: Sequence[CostCurve]) -> str:
         _table(MEMORY_HEAD, [memory_row(each) for each in report.memory]),
         "<h2>Which hardware, in stages</h2>",
         _table(ADVICE_HEAD, _advice(report)),
+        "<h2>Which layout, if replicas do both parts</h2>",
+        _table(LAYOUT_HEAD, [layout_cells(each) for each in report.layouts]),
         "<h2>Which optimisation pays</h2>",
         _table(SHEET_HEAD, [(e.name, "yes" if e.pays else "no", e.reason, e.field) for e in report.sheet]),
         f"<h2>Arithmetic</h2><pre>{escape(chr(10).join(arithmetic_lines(report)))}</pre>",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvasir_platform.capacity.analysis.advice import HardwareAdvice, why_layout
+from kvasir_platform.capacity.analysis.batches import BatchRow
+from kvasir_platform.capacity.analysis.layouts import LayoutRow
 from kvasir_platform.capacity.analysis.memory import MemoryBudget
 from kvasir_platform.capacity.analysis.optimisations import Optimisation
 from kvasir_platform.capacity.analysis.uncertainty import BoundedValue, ErrorBars
@@ -25,6 +26,10 @@ PLAN_HEAD = (
     "", "PLAN", "TTFT", "ITL", "MET", "$/H PEAK", "$/H DAY", "$/M IN", "CACHED", "OUT",
 )  # fmt: skip
 ADVICE_HEAD = ("HARDWARE", "VERDICT", "STAGE", "OK", "WHY")
+LAYOUT_HEAD = ("HARDWARE", "LAYOUT", "DEVICES", "ONE STREAM", "EXCHANGE", "$/H PEAK", "WHY")
+BATCH_HEAD = (
+    "ENGINE", "BATCH", "STEP", "TOKENS/S", "LIMIT", "OPS/BYTE", "OF PEAK", "OF BANDWIDTH", "$/M",
+)  # fmt: skip
 SHEET_HEAD = ("OPTIMISATION", "PAYS", "WHY", "FIELD")
 
 
@@ -36,8 +41,10 @@ class PlanReport:
     plans: tuple[tuple[CapacityPlan, ErrorBars], ...]
     memory: tuple[MemoryBudget, ...]
     advice: tuple[HardwareAdvice, ...]
+    layouts: tuple[LayoutRow, ...]
     sheet: tuple[Optimisation, ...]
     arithmetic: tuple[str, ...]
+    batches: tuple[BatchRow, ...]
 
     @property
     def coefficients(self) -> tuple[str, ...]:
@@ -201,6 +208,9 @@ def advice_lines(report: PlanReport) -> Iterator[str]:
             name = verdict = ""
     yield "which hardware, in stages"
     yield table(ADVICE_HEAD, rows)
+    yield ""
+    yield "which layout, if replicas do both parts of the work"
+    yield table(LAYOUT_HEAD, [layout_cells(each) for each in report.layouts], range(2, 6))
     if report.sheet:
         yield ""
         yield "which optimisation pays, for plan 1"
@@ -209,101 +219,48 @@ def advice_lines(report: PlanReport) -> Iterator[str]:
         )
 
 
+def layout_cells(row: LayoutRow) -> tuple[str, ...]:
+    """Return the cells of one layout."""
+    option = row.option
+    return (
+        option.hardware.name,
+        option.layout,
+        str(option.devices),
+        f"{_ms(row.step_s)} ms",
+        f"{row.communication:.0%}",
+        "-" if row.dollars is None or not option.hardware.price else f"{row.dollars:,.2f}",
+        row.reason,
+    )
+
+
+def batch_cells(row: BatchRow) -> tuple[str, ...]:
+    """Return the cells of one batch."""
+    return (
+        row.option.title,
+        str(row.batch) if row.batch else "prompt",
+        f"{_ms(row.seconds)} ms",
+        f"{row.tokens_per_s:,.0f}",
+        row.limit,
+        f"{row.intensity:,.1f}",
+        f"{row.of_peak:.1%}",
+        f"{row.of_bandwidth:.0%}",
+        _price(row.dollars),
+    )
+
+
+def batch_lines(report: PlanReport) -> Iterator[str]:
+    """Yield the table of batches, with the ridge of each kind of hardware."""
+    yield "steps of the smallest engine that fits: a prompt, and streams by batch"
+    yield table(BATCH_HEAD, [batch_cells(each) for each in report.batches], (1, 2, 3, 5, 6, 7, 8))
+    for engine in {row.option.hardware.name: row.option.engine for row in report.batches}.values():
+        device = engine.device
+        yield (
+            f"{device.name}: memory limits below {device.ridge('bfloat16'):.0f} operations per byte in 16 "
+            f"bits" + (f", {device.ridge('fp8'):.0f} in FP8" if device.fp8 else "")
+        )
+
+
 def arithmetic_lines(report: PlanReport) -> Iterator[str]:
     """Yield the arithmetic of plan 1, indented under its parts."""
     for line in report.arithmetic:
         yield line if line.endswith(":") else f"  {line}"
-
-
-def as_data(report: PlanReport) -> dict[str, Any]:
-    """Return the report for programs; infinite numbers are None."""
-    request = report.result.request
-    traffic = request.traffic
-    found: dict[str, Any] = {
-        "model": {
-            "name": request.model.name,
-            "source": request.model.source,
-            "parameters": request.model.work.parameters,
-            "weights_counted": request.model.estimated,
-        },
-        "traffic": {
-            "rate": traffic.rate,
-            "peak": traffic.peak,
-            "prompt_tokens": traffic.prompt,
-            "cached_tokens": traffic.cached,
-            "output_tokens": traffic.output,
-            "burstiness": traffic.burstiness,
-        },
-        "slo": asdict(request.target),
-        "max_model_len": request.max_model_len,
-        "memory": [_memory(each) for each in report.memory],
-        "plans": [_plan(plan, bars) for plan, bars in report.plans],
-        "advice": [
-            {
-                "hardware": each.hardware.name,
-                "verdict": each.verdict,
-                "bandwidth_per_dollar": each.bandwidth_per_dollar,
-                "stages": [asdict(stage) for stage in each.stages],
-            }
-            for each in report.advice
-        ],
-        "optimisations": [asdict(each) for each in report.sheet],
-        "arithmetic": list(report.arithmetic),
-        "coefficients": sorted(set(source_texts(report))),
-    }
-    return _finite(found)  # type: ignore[no-any-return]
-
-
-def _memory(budget: MemoryBudget) -> dict[str, Any]:
-    option = budget.option
-    return {
-        "hardware": option.hardware.name,
-        "price": option.hardware.offer.price_text,
-        "devices": option.devices,
-        "layout": option.layout,
-        "fits": option.fits,
-        "missing_bytes": budget.missing,
-        "budget_bytes": option.fit.memory.budget,
-        "bytes": dict(budget.rows),
-        "context": budget.context,
-        "kv": [asdict(room) for room in budget.rooms],
-    }
-
-
-def _plan(plan: CapacityPlan, bars: ErrorBars) -> dict[str, Any]:
-    return {
-        "title": plan.title,
-        "mode": plan.mode.value,
-        "pools": [
-            {
-                "role": pool.role.value,
-                "hardware": pool.engine.option.hardware.name,
-                "devices": pool.engine.option.devices,
-                "layout": pool.engine.option.layout,
-                "replicas": pool.replicas,
-                "usual_replicas": pool.usual,
-                "why": why_layout(pool.engine, plan.peak.streams),
-                "coefficients": pool.engine.option.hardware.coefficients.source,
-            }
-            for pool in plan.pools
-        ],
-        "ttft_s": asdict(bars.ttft_s),
-        "itl_s": asdict(bars.itl_s),
-        "goodput": asdict(bars.goodput),
-        "met": plan.peak.met,
-        "busy": plan.peak.busy,
-        "streams": plan.peak.streams,
-        "transfer_s": plan.pair and sum(plan.pair.transfer_s) / len(plan.pair.transfer_s),
-        "dollars_per_hour": plan.dollars_per_hour if plan.priced else None,
-        "mean_dollars_per_hour": plan.mean_dollars_per_hour if plan.priced else None,
-        "dollars_per_million": asdict(plan.prices) if plan.priced else None,
-        "day": asdict(plan.day),
-    }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
