@@ -34,6 +34,7 @@ from kvasir_platform.cli.help_texts import (
 from kvasir_platform.cli.lora_options import add_lora, run_lora
 from kvasir_platform.cli.plan.arguments import PLAN_EPILOG, add_plan_options
 from kvasir_platform.cli.record.arguments import add_record, run_record
+from kvasir_platform.cli.sim.arguments import SIM_EPILOG, add_sim_options
 from kvasir_platform.cli.verify.arguments import add_verify_options
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def parser() -> argparse.ArgumentParser:
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
     add("plan", "compute what to run for a load, and what it costs", epilog=PLAN_EPILOG)
     add_plan_options(commands.choices["plan"])
+    add("sim", "simulate a deployment with its traffic, in virtual time", epilog=SIM_EPILOG)
+    add_sim_options(commands.choices["sim"])
     add("verify", "check answers and measure speed of what runs", gateway, epilog=VERIFY_EPILOG)
     add_verify_options(commands.choices["verify"])
     add("version", "print the versions of Kvasir and its dependencies")
@@ -217,6 +220,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "record": lambda: run_record(args, partial(_site_at, args), output),
         "bench": lambda: run_bench(args, output),
         "plan": lambda: _plan(args, output),
+        "sim": lambda: _sim(args, output),
         "verify": lambda: _verify(args, output),
         "version": lambda: _version(output),
     }
@@ -352,6 +356,12 @@ def _plan(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.plan import plan
 
     return plan(args, output)
+
+
+def _sim(args: argparse.Namespace, output: CommandOutput) -> int:
+    from kvasir_platform.cli.sim.command import sim
+
+    return sim(args, output)
 
 
 def _version(output: CommandOutput) -> int:

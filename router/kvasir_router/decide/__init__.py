@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Rng
@@ -15,6 +16,7 @@ from kvasir_router.decide.rates import RateBook
 from kvasir_router.decide.roofline import CostRates, rates_of
 
 __all__ = [
+    "POLICIES",
     "CostPolicy",
     "CostRates",
     "CostWeights",
@@ -26,16 +28,14 @@ __all__ = [
     "rates_of",
 ]
 
-_POLICIES: dict[str, Callable[[Disaggregation, Rng], RoutingPolicy]] = {
-    "cost": CostPolicy,
-    "round_robin": RoundRobin,
-    "least_loaded": LeastLoaded,
-    **PEERS,
-}
+POLICIES: Mapping[str, Callable[[Disaggregation, Rng], RoutingPolicy]] = MappingProxyType(
+    {"cost": CostPolicy, "round_robin": RoundRobin, "least_loaded": LeastLoaded, **PEERS}
+)
+"""By the names that routing.policy takes."""
 
 
 def make_policy(name: str, disaggregation: str, rng: Rng) -> RoutingPolicy:
     """Return the policy with this name. Raises ConfigError, listing the names, for an unknown one."""
-    if name not in _POLICIES:
-        raise ConfigError(f"routing policy {name!r} is none of {', '.join(_POLICIES)}")
-    return _POLICIES[name](Disaggregation(disaggregation), rng)
+    if name not in POLICIES:
+        raise ConfigError(f"routing policy {name!r} is none of {', '.join(POLICIES)}")
+    return POLICIES[name](Disaggregation(disaggregation), rng)

@@ -117,7 +117,7 @@ class ServerSimulation:
                 shown = times.ended
                 self._tell(shown / total)
         if self.timeline is not None:
-            self._sample(self.now)
+            self._sample(self.now, last=True)
         return self._result(self._clock() - began)
 
     def at(self, due: float, act: Callable[[float], None]) -> None:
@@ -290,7 +290,7 @@ class ServerSimulation:
                 )
                 self.timeline.moved(mark)
 
-    def _sample(self, now: float) -> None:
+    def _sample(self, now: float, *, last: bool = False) -> None:
         timeline, times = self.timeline, self._times
         if timeline is None:
             return
@@ -312,7 +312,7 @@ class ServerSimulation:
         frame = TimelineSample(
             now, queued, self._next, times.ended - refused, times.met, refused, tokens, shown
         )
-        timeline.add(frame)
+        timeline.add(frame, last=last)
 
     def _result(self, real_s: float) -> ServerResult:
         setting, counters = self.setting, self.router.counters

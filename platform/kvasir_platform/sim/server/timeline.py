@@ -62,9 +62,9 @@ class Timeline:
     events: list[EventMark] = field(default_factory=list)
     pools: dict[str, str] = field(default_factory=dict)
 
-    def add(self, frame: TimelineSample) -> None:
-        """Keep a frame, if its time has come."""
-        if self.frames and frame.at_s < self.frames[-1].at_s + self.step_s - 1e-9:
+    def add(self, frame: TimelineSample, *, last: bool = False) -> None:
+        """Keep a frame, if its time has come or it is the last."""
+        if not last and self.frames and frame.at_s < self.frames[-1].at_s + self.step_s - 1e-9:
             return
         self.frames.append(frame)
         if len(self.frames) > 2 * self.most:

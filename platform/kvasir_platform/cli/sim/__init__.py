@@ -1,0 +1,1 @@
+"""`kvasir sim`: options, settings, tables and pages."""

@@ -1,0 +1,178 @@
+"""The options of `kvasir sim`. Every call of `kvasir` imports this module, so it needs the standard library
+only."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+SIM_EPILOG = """\
+Runs a whole deployment in virtual time: the production router, admission and planner decide over engines
+whose steps take what the performance model computes. Nothing is started, and no GPU is needed.
+
+  kvasir sim             one run: percentiles, goodput, utilization, hit rate, cost
+  kvasir sim compare     rank routing policies by goodput, beside what perfect routing could reach
+
+MODEL is a folder, a Hugging Face id, or a known shape such as llama-3.1-8b, llama-3.1-70b, qwen3-30b-a3b,
+gpt-oss-120b or deepseek-v3. A workload is a preset with parameters (synthetic, chat, rag, agents, embeddings,
+burst, diurnal), a trace, or a recording of `kvasir-workload/1`. A fault is KIND@SECONDS[:WORKER[:LASTS]] with
+KIND crash, slow or drain. With -f, pools, engine settings, SLO classes, admission and scaling come from a
+kvasir.yaml, and other options replace them.
+
+examples:
+  kvasir sim --workers 4 --workload chat:rate=20,duration=120
+  kvasir sim --prefill 2 --decode 2 --workload rag:rate=15 --html run.html     play the run in a browser
+  kvasir sim --model llama-3.1-70b --tp 4 --workload chat:rate=10 --faults crash@30:0
+  kvasir sim --workers 1 --autoscale 1:8 --workload burst:rate=10
+  kvasir sim -f kvasir.yaml --gpu L40S --workload traffic.jsonl:speed=2
+  kvasir sim compare --policies cost,round_robin,dynamo --workload rag:rate=20"""
+
+ACTIONS = ("run", "compare")
+POLICIES = "cost,round_robin,least_loaded,power_of_two,prefix,dynamo,llm_d,sglang"
+
+
+@dataclass(frozen=True, slots=True)
+class SloText:
+    """The promise, in seconds."""
+
+    ttft: float = 1.0
+    itl: float = 0.05
+
+
+def add_sim_options(sim: argparse.ArgumentParser) -> None:
+    """Add them."""
+    sim.add_argument(
+        "action", nargs="?", choices=ACTIONS, default="run", metavar="ACTION", help="run or compare"
+    )
+    _add_fleet(sim.add_argument_group("the fleet"))
+    _add_engine(sim.add_argument_group("engines"))
+    _add_traffic(sim.add_argument_group("traffic and what happens"))
+    _add_output(sim.add_argument_group("results"))
+
+
+def _add_fleet(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-f", "--file", type=Path, metavar="FILE", help="take the deployment from a spec")
+    group.add_argument("--model", metavar="MODEL", help="what is served (llama-3.1-8b)")
+    group.add_argument("--gpu", default="H100", metavar="NAME", help="a GPU of the catalogue (H100)")
+    group.add_argument("--catalogue", type=Path, metavar="FILE", help="GPUs and prices of your own (YAML)")
+    group.add_argument("--tp", type=_ranks, metavar="N", help="GPUs of a worker: 1, 2, 4 or 8 (1)")
+    group.add_argument("--workers", type=_count, metavar="N", help="workers that do both parts (4)")
+    group.add_argument("--prefill", type=_count, metavar="N", help="workers that compute prompts")
+    group.add_argument("--decode", type=_count, metavar="N", help="workers that generate")
+    group.add_argument("--policy", metavar="NAME", help="the routing policy (cost)")
+    group.add_argument("--no-admission", action="store_true", help="send every request to a worker at once")
+    group.add_argument(
+        "--autoscale", type=_bounds, metavar="MIN:MAX", help="let the planner size every pool within bounds"
+    )
+    group.add_argument(
+        "--start-s", type=_seconds, default=60.0, metavar="S", help="seconds until a new worker serves (60)"
+    )
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--batching", choices=("continuous", "static", "dynamic"), default="continuous", help="(continuous)"
+    )
+    group.add_argument("--batch", type=_count, metavar="N", help="sequences of a batch at most (256)")
+    group.add_argument(
+        "--batch-wait", type=_seconds, default=0.1, metavar="S", help="how long dynamic batches fill (0.1)"
+    )
+    group.add_argument("--chunk", type=_count, metavar="N", help="tokens of a step at most (8192)")
+    group.add_argument("--no-chunked-prefill", action="store_true", help="compute prompts whole")
+    group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its start")
+    group.add_argument(
+        "--preemption", choices=("recompute", "swap", "drop"), default="recompute", help="(recompute)"
+    )
+    group.add_argument(
+        "--cpu-kv-gib", type=_share_of_memory, default=0.0, metavar="N", help="KV of a worker in CPU memory"
+    )
+    group.add_argument("--speculate", type=_lookahead, default=0, metavar="N", help="proposals of a step (0)")
+    group.add_argument(
+        "--acceptance", type=_share, default=0.7, metavar="X", help="chance that one is accepted (0.7)"
+    )
+    group.add_argument(
+        "--draft-cost", type=_share, default=0.0, metavar="X", help="of a proposal, in decode steps (0)"
+    )
+    group.add_argument("--quantization", choices=("none", "int8", "fp8"), help="of weights at load (none)")
+    group.add_argument("--kv-dtype", choices=("auto", "fp8"), help="of KV (auto)")
+    group.add_argument("--block", type=_count, default=64, metavar="N", help="tokens of a KV block (64)")
+
+
+def _add_traffic(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workload", default="chat:rate=10,duration=120", metavar="TEXT", help="(chat:rate=10,duration=120)"
+    )
+    group.add_argument("--slo", type=_slo, metavar="KEY=S,…", help="ttft and itl (ttft=1,itl=0.05)")
+    group.add_argument("--faults", action="append", default=[], metavar="FAULT,…", help="(repeatable)")
+    group.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is drawn (1)")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--json", dest="output", action="store_const", const="json", help="the same as -o json"
+    )
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a page that plays the run")
+    group.add_argument("--png", type=Path, metavar="FILE", help="draw the times (needs the extra `charts`)")
+    group.add_argument("--policies", default=POLICIES, metavar="NAME,…", help="of compare")
+    group.add_argument(
+        "--attained", type=_share, default=0.9, metavar="X", help="of compare: requests within the SLO (0.9)"
+    )
+    group.set_defaults(output=argparse.SUPPRESS)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number from 1 to 1,000,000")
+    return int(text)
+
+
+def _ranks(text: str) -> int:
+    if text not in ("1", "2", "4", "8"):
+        raise argparse.ArgumentTypeError(f"{text}: 1, 2, 4 or 8")
+    return int(text)
+
+
+def _lookahead(text: str) -> int:
+    if not text.isdecimal() or int(text) > 16:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number from 0 to 16")
+    return int(text)
+
+
+def _number(text: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: not a number") from None
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text}: from {least:g} to {most:g}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    return _number(text, 0.0, 1e6)
+
+
+def _share(text: str) -> float:
+    return _number(text, 0.0, 1.0)
+
+
+def _share_of_memory(text: str) -> float:
+    return _number(text, 0.0, 1e5)
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    least, colon, most = text.partition(":")
+    if not colon or not least.isdecimal() or not most.isdecimal() or not 1 <= int(least) <= int(most):
+        raise argparse.ArgumentTypeError(f"{text}: MIN:MAX, as 1:8")
+    return int(least), int(most)
+
+
+def _slo(text: str) -> SloText:
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or key not in ("ttft", "itl"):
+            raise argparse.ArgumentTypeError(f"{part}: ttft=SECONDS or itl=SECONDS")
+        found[key] = _number(value, 1e-4, 1e4)
+    return SloText(**found)

@@ -1,0 +1,102 @@
+"""`kvasir sim`: a deployment in virtual time, before or beside the real one."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from kvasir.core.errors import ConfigError
+from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.sim.page import run_page, table
+from kvasir_platform.cli.sim.read import SimRequest, read_request
+from kvasir_platform.cli.sim.report import (
+    POOL_HEAD,
+    TIMES_HEAD,
+    as_data,
+    cards_of,
+    lines_of,
+    pool_rows,
+    rank_data,
+    rank_lines,
+    time_rows,
+)
+from kvasir_platform.sim.server.compare import RateSearch, compare
+from kvasir_platform.sim.server.results import ServerResult
+from kvasir_platform.sim.server.scaling import SimulatedPlanner
+from kvasir_platform.sim.server.server import ServerSimulation
+from kvasir_router.decide import POLICIES
+
+_BAR = 30
+
+
+def sim(args: argparse.Namespace, output: CommandOutput) -> int:
+    """Simulate or compare. Raises ConfigError for options that contradict each other or the model."""
+    request = read_request(args)
+    output.text(request.about)
+    if args.action == "compare":
+        return _compare(request, args, output)
+    simulation, result = run(request, output)
+    output.text()
+    for line in lines_of(result):
+        output.text(line)
+    output.data(as_data(result, request.about))
+    if args.html is not None and simulation.timeline is not None:
+        tables = (
+            "<h2>Times</h2>" + table(TIMES_HEAD, time_rows(result)),
+            "<h2>Pools</h2>" + table(POOL_HEAD, pool_rows(result)),
+        )
+        page = run_page("A simulated run", request.about, cards_of(result), tables, simulation.timeline)
+        save(args.html, page, "--html")
+        output.text(f"page: {args.html}")
+    if args.png is not None:
+        from kvasir_platform.cli.sim.png import draw
+
+        draw(result, request.about, args.png)
+        output.text(f"chart: {args.png}")
+    return 0
+
+
+def run(request: SimRequest, output: CommandOutput) -> tuple[ServerSimulation, ServerResult]:
+    """Run one setting, with a bar on a terminal."""
+
+    def tell(share: float) -> None:
+        if output.is_terminal:
+            done = int(share * _BAR)
+            output.redraw(f"[{'#' * done}{'.' * (_BAR - done)}] {share:.0%}")
+
+    simulation = ServerSimulation(request.setting, clock=time.perf_counter, tell=tell)
+    if request.setting.deployment is not None:
+        SimulatedPlanner(simulation, request.setting.deployment)
+    result = simulation.run()
+    if output.is_terminal:
+        output.redraw("")
+    return simulation, result
+
+
+def _compare(request: SimRequest, args: argparse.Namespace, output: CommandOutput) -> int:
+    policies = tuple(dict.fromkeys(args.policies.split(",")))
+    for policy in policies:
+        if policy not in POLICIES:
+            raise ConfigError(f"--policies: {policy!r} is none of {', '.join(POLICIES)}")
+    found = compare(
+        request.setting,
+        policies,
+        RateSearch(attained=args.attained),
+        clock=time.perf_counter,
+        workload_at=request.at,
+        tell=lambda text: output.text(f"... {text}"),
+    )
+    output.text()
+    for line in rank_lines(found):
+        output.text(line)
+    output.data(rank_data(found, request.about))
+    return 0
+
+
+def save(path: Path, text: str, option: str) -> None:
+    """Write a file. Raises ConfigError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {error.strerror or error}") from error

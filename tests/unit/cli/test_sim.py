@@ -1,0 +1,146 @@
+"""`kvasir sim`: options become a run, and a run becomes figures that agree with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvasir_platform.cli.main import main
+
+SHORT = "chat:rate=8,duration=10"
+
+
+def run(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert main(["sim", "--json", *options]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["sim", *options]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_has_percentiles_goodput_utilization_hits_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "--workers", "2", "--workload", SHORT)
+    assert found["format"] == "kvasir-sim/1"
+    assert 0 < found["ttft_s"]["p50"] <= found["ttft_s"]["p99"]
+    assert 0 < found["itl_s"]["p50"] < found["e2e_s"]["p50"]
+    assert found["goodput"] == pytest.approx(found["requests"] / 10, rel=0.1)
+    assert 0 < found["utilization"] <= 1
+    assert 0.5 < found["hit_rate"] <= 1
+    assert found["dollars"] == pytest.approx(2 * 2.99 * found["virtual_s"] / 3600)
+
+
+def test_the_terminal_shows_the_same_figures_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "--workload", SHORT)
+    assert main(["sim", "--workload", SHORT]) == 0
+    text = capsys.readouterr().out
+    assert f"{found['requests']} requests" in text
+    assert f"goodput {found['goodput']:.2f} requests/s" in text
+    assert "llama-3.1-8b on 4 x both (1 x H100)" in text
+
+
+def test_a_seed_determines_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    def figures(seed: str) -> dict[str, Any]:
+        found = run(capsys, "--workload", SHORT, "--seed", seed, "--prefill", "1", "--decode", "1")
+        del found["times_real_time"]
+        return found
+
+    assert figures("1") == figures("1")
+    assert figures("1") != figures("2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--batching", "static", "--batch", "8"),
+        ("--no-chunked-prefill",),
+        ("--no-prefix-cache",),
+        ("--preemption", "swap", "--gpu", "L4", "--quantization", "fp8"),
+        ("--speculate", "3", "--draft-cost", "0.05"),
+        ("--tp", "8", "--model", "llama-3.1-70b"),
+        ("--cpu-kv-gib", "100", "--kv-dtype", "fp8"),
+        ("--workers", "1", "--autoscale", "1:3", "--start-s", "2"),
+        ("--faults", "crash@3:0:2,slow@5:1", "--faults", "drain@6"),
+        ("--policy", "round_robin", "--no-admission"),
+        ("--prefill", "1", "--decode", "1", "--workers", "1"),
+        ("--workload", "embeddings:rate=20,duration=5", "--model", "llama-3.1-8b"),
+    ],
+)
+def test_every_option_is_simulated(capsys: pytest.CaptureFixture[str], options: tuple[str, ...]) -> None:
+    given = options if "--workload" in options else (*options, "--workload", SHORT)
+    found = run(capsys, *given)
+    assert found["met_slo"] > 0
+    assert found["e2e_s"]["p99"] is not None
+
+
+def test_options_change_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    base = run(capsys, "--workload", SHORT)
+    assert run(capsys, "--workload", SHORT, "--no-prefix-cache")["hit_rate"] == 0
+    assert run(capsys, "--workload", SHORT, "--speculate", "4")["itl_s"]["p50"] < base["itl_s"]["p50"]
+    assert run(capsys, "--workload", SHORT, "--tp", "4")["itl_s"]["p50"] < base["itl_s"]["p50"]
+    assert run(capsys, "--workload", SHORT, "--faults", "crash@5:0:2")["failovers"] > 0
+
+
+def test_pools_settings_and_slo_come_from_a_kvasir_yaml(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec = tmp_path / "kvasir.yaml"
+    spec.write_text(
+        "model: {source: kvasir-tiny}\n"
+        "slo: [{name: fast, ttft_s: 0.5, itl_s: 0.02}]\n"
+        "routing: {policy: least_loaded}\n"
+        "pools:\n"
+        "  - {name: compute, role: prefill, replicas: 2}\n"
+        "  - {name: generate, role: decode, replicas: 3}\n"
+    )
+    found = run(capsys, "-f", str(spec), "--model", "qwen3-8b", "--workload", SHORT)
+    assert [each["pool"] for each in found["pools"]] == ["compute", "generate"]
+    assert found["slo"] == {"ttft_s": 0.5, "itl_s": 0.02}
+    assert "policy least_loaded" in found["about"]
+
+
+def test_a_recording_is_simulated_at_another_speed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recording = tmp_path / "traffic.jsonl"
+    lines: list[dict[str, object]] = [{"format": "kvasir-workload/1", "block_tokens": 32}]
+    lines += [
+        {"arrival_s": i, "prompt_tokens": 320, "output_tokens": 20, "prefix_hashes": list(range(1, 9))}
+        for i in range(20)
+    ]
+    recording.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    slow = run(capsys, "--workload", str(recording), "--workers", "1")
+    fast = run(capsys, "--workload", f"{recording}:speed=4", "--workers", "1", "--policy", "round_robin")
+    assert slow["requests"] == fast["requests"] == 20
+    assert slow["hit_rate"] > 0.9
+    assert fast["virtual_s"] < slow["virtual_s"] / 3
+
+
+def test_compare_ranks_policies_as_parts_of_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = "rag:rate=20,duration=4,prefixes=40"
+    found = run(capsys, "compare", "--policies", "cost,round_robin", "--workload", workload, "--workers", "2")
+    assert found["bound"]["requests_per_s"] > 0
+    assert all(0 < each["of_bound"] < 1 for each in found["policies"])
+    goodputs = [each["goodput"] for each in found["policies"]]
+    assert goodputs == sorted(goodputs, reverse=True)
+
+
+def test_what_cannot_be_simulated_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a larger --tp" in refused(capsys, "--model", "llama-3.1-70b")
+    assert "catalogue: GB200" in refused(capsys, "--gpu", "H9000")
+    assert "go together" in refused(capsys, "--prefill", "2")
+    assert "KIND crash, slow or drain" in refused(capsys, "--faults", "melt@3")
+    assert "none of cost" in refused(capsys, "compare", "--policies", "best")
+    assert "no preset" in refused(capsys, "--workload", "nonsense")
+    assert "known without a network" in refused(capsys, "--model", "/no/such/folder")
+
+
+def test_the_times_are_drawn_as_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "times.png"
+    assert main(["sim", "--workload", SHORT, "--png", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")

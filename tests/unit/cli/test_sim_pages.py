@@ -1,0 +1,52 @@
+"""Pages of `kvasir sim` in a browser: they show the run's figures, write no error and ask no other host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.browser.chromium import OpenedPage, open_page
+
+from kvasir_platform.cli.main import main
+
+
+def figures(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert main(["sim", "--json", *options]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def sound(page: OpenedPage) -> None:
+    assert page.console == ()
+    assert page.foreign == ()
+
+
+def test_the_page_of_a_run_plays_queues_batches_kv_and_transfers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "run.html"
+    options = ("--prefill", "2", "--decode", "2", "--workload", "rag:rate=10,duration=20")
+    found = figures(capsys, *options, "--faults", "crash@8:1:4", "--html", str(file))
+    middle = open_page(f"{file.as_uri()}#t=0.5", "sim-run", tmp_path)
+    sound(middle)
+    assert 'data-ready="yes"' in middle.html
+    assert f"{found['requests']} requests" in middle.text
+    assert f"{found['goodput']:.2f} goodput" in middle.text
+    assert f"{found['hit_rate']:.1%} hits of an infinite cache" in middle.text
+    assert "prefill pool prefill-0 queue" in middle.text
+    assert "prefill-1 lost" in middle.text
+    end = open_page(f"{file.as_uri()}#t=1", "sim-run-end", tmp_path, dark=True)
+    sound(end)
+    assert f"{found['requests']} ended" in end.text
+    assert f"{round(found['met_slo'] * found['requests'])} met the SLO" in end.text
+    assert len(file.read_bytes()) < 400_000
+
+
+def test_a_page_that_fails_or_asks_another_host_is_noticed(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text('<p>text</p><img src="http://elsewhere.example/x.png"><script>missing();</script>')
+    page = open_page(bad, "bad", tmp_path)
+    assert "missing is not defined" in page.console[0]
+    assert page.foreign == ("http://elsewhere.example/x.png",)
