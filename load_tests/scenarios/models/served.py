@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,11 +127,16 @@ def _await_ready(process: subprocess.Popen[str], home: Path) -> tuple[str, str]:
                 raise StartFailed(f"refused before the start: {finding['message']}; {finding['remedy']}")
         if event.get("event") == "ready":
             return f"http://{event['text']}", said
-    failed = [event for event in events if event.get("event") == "failed"]
-    texts = [str(event.get("text", "")) for event in failed or events[-3:]]
-    raise StartFailed(
-        f"did not start: {' '.join(texts)[-400:]} {(home / 'up.log').read_text()[-300:]}".strip()
-    )
+    raise StartFailed(f"did not start: {failure_of(events) or (home / 'up.log').read_text()[-_CAUSE:]}")
+
+
+def failure_of(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return why a start failed, from what `kvasir up -o json` printed, "" if it does not say. The root error
+    comes before the events of the stop, and again as an object of its own at the end."""
+    for event in events:
+        if isinstance(error := event.get("error"), dict):
+            return "; ".join(filter(None, (str(error["message"]), str(error.get("remedy") or ""))))[:_CAUSE]
+    return next((str(each["text"]) for each in events if each.get("event") == "failed"), "")[:_CAUSE]
 
 
 def _generates(client: httpx.Client, model: TinyModel, said: str) -> Cell:

@@ -214,8 +214,13 @@ MODELS: tuple[TinyModel, ...] = (
         "lfm2",
         "Lfm2Config",
         "Lfm2ForCausalLM",
-        # The width of convolutions is in checkpoints, and not in the class of configurations.
-        {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 64, "conv_dim": 256},
+        {
+            "layer_types": ["conv", "full_attention"] * 2,
+            "block_multiple_of": 64,
+            # In the checkpoints that vLLM reads, and not in the class of configurations.
+            "conv_dim": 256,
+            "block_dim": 256,
+        },
         adapts=(),
     ),
     TinyModel(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,14 @@ from load_tests.report import REPORTS, checkout, read
 from load_tests.scenarios.models.engines import LENGTHS, Generated
 from load_tests.scenarios.models.kept import MeasuredCell, all_cells, keep, to_rows
 from load_tests.scenarios.models.results import Cell, Verdict, equal_tokens, moved, served_again, together
+from load_tests.scenarios.models.served import failure_of
 from load_tests.scenarios.models.table import PAGE
+
+from kvasir.config.load.loader import load
+from kvasir.core.errors import StartError
+from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.common.progress import ProgressDisplay, explain
+from kvasir_platform.cluster.local.supervisor import StartProgress
 
 PROMPTS = len(LENGTHS)
 PLAIN = Generated(
@@ -116,3 +125,19 @@ def test_what_a_benchmark_has_written_does_not_change_the_commit_that_it_measure
     assert checkout(reports.parent) == commit
     (tmp_path / "code.py").write_text("2")
     assert checkout(reports.parent) == f"{commit}+changes"
+
+
+def test_the_reason_of_a_failed_start_is_kept_and_not_what_followed_it() -> None:
+    out = io.StringIO()
+    output = CommandOutput(json=True, out=out)
+    display = ProgressDisplay(load(None, []), output, Path("logs"), lambda: 1.0)
+    error = StartError("pool serve does not start: no kernel", remedy="take another model", is_root=True)
+    for event, text in (("step", "2 to load"), ("failed", error.message), ("stopping", "after the failure")):
+        display.show(StartProgress(event, text=text))
+    display.show(StartProgress("stopped"))
+    printed = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert failure_of(printed) == error.message
+    explain(error, output)
+    printed = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert failure_of(printed) == f"{error.message}; take another model"
+    assert failure_of([]) == ""
