@@ -48,6 +48,8 @@ CAUSED: dict[str, bytes] = {
     "unsupported_modality": post(CHAT, chat(messages=[{"role": "user", "content": [PART]}]), BEARER),
     "unsupported_task": post("/v1/embeddings", {"model": "kvasir-tiny", "input": "x"}, BEARER),
     "context_length_exceeded": post(CHAT, chat(max_tokens=100_000), BEARER),
+    "body_too_complex": post(CHAT, b"[" * 40_000, BEARER),
+    "grammar_too_costly": post(CHAT, chat(guided_regex="((a*)*)*"), BEARER),
     "unknown_slo_class": post(CHAT, chat(), BEARER + "x-kvasir-slo: never\r\n"),
     "malformed_http": b"GET / HTTP/1.1\r\nHost t\r\n\r\n",
     "missing_host": b"GET / HTTP/1.1\r\n\r\n",
