@@ -26,7 +26,7 @@ MOST_READERS = 4
 MOST_RECORDS = 20_000
 MOST_BLOCKS = 4 << 20
 """Records, and names of blocks in them, that wait for one reader: at most about 32 MiB of names."""
-BATCH_RECORDS = 200
+BATCH_RECORDS = 50
 BATCH_BLOCKS = 32_768
 """Records, and names of blocks, of one answer: rendering them holds up the event loop."""
 FORGOTTEN_S = 30.0

@@ -24,6 +24,12 @@ DOCUMENTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask routers twenty times a second."""
+    monkeypatch.setattr("kvasir_platform.cli.record.run.POLL_S", 0.05)
+
+
 def replayed(workload: Workload, policy: str, workers: int = 4, slo: SloClass | None = None) -> ReplayOutcome:
     node = a800_node(device_share=0.05, cpu_bytes=0.0)
     setting = Setting(workload, node, slo or promise(node, 1000), speed_up=1.0, workers=workers)
