@@ -102,6 +102,25 @@ async def test_one_client_cannot_take_all_connections() -> None:
             await asyncio.sleep(0)
 
 
+async def test_a_full_table_of_connections_still_tells_this_machine_of_its_health() -> None:
+    async with serving(spec(max_connections=2)) as edge:
+        held = [await asyncio.open_connection(edge.host, edge.port) for _ in "ab"]
+        for reader, writer in held:
+            writer.write(get("/health/live"))
+            await reader.readuntil(b"\r\n\r\n")
+        for path in ("/health/live", "/health/ready"):
+            reply = await ask(edge, get(path))
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+        for data in (get("/v1/models"), post(BODY)):
+            reply = await ask(edge, data)
+            assert (reply.status, reply.code) == (503, "too_many_connections")
+        silent = [await asyncio.open_connection(edge.host, edge.port) for _ in range(20)]
+        answers = await asyncio.gather(*(_until_closed(reader) for reader, _ in silent))
+        assert all(answer.startswith(b"HTTP/1.1 503 ") for answer in answers), "they are told too"
+        for _, writer in [*held, *silent]:
+            writer.transport.abort()
+
+
 async def test_beyond_all_connections_and_refusals_the_rest_is_cut_without_a_word() -> None:
     async with serving(spec(max_connections=1)) as edge:
         first = await asyncio.open_connection(edge.host, edge.port)

@@ -21,7 +21,7 @@ from kvasir_platform.gateway.http.cors import Cors
 from kvasir_platform.gateway.http.errors import MethodNotAllowed
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
-from kvasir_platform.gateway.http.request_head import METHODS
+from kvasir_platform.gateway.http.request_head import HEALTH_LIVE, HEALTH_READY, METHODS
 from kvasir_platform.gateway.openai.openapi import OPENAPI, openapi_page
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
@@ -174,8 +174,8 @@ class Gateway:
             "/tokenize": ("POST", self._charged(texts.tokenize, 0)),
             "/detokenize": ("POST", self._charged(texts.detokenize, 0)),
             MODELS: ("GET", self._callers_own(pages.models)),
-            "/health/live": ("GET", _everyones(pages.live)),
-            "/health/ready": ("GET", _everyones(pages.ready)),
+            HEALTH_LIVE: ("GET", _everyones(pages.live)),
+            HEALTH_READY: ("GET", _everyones(pages.ready)),
             "/metrics": ("GET", self._operators(self._operate.metrics)),
             "/status": ("GET", self._operators(self._operate.status)),
             REGRET: ("GET", self._operators(self._operate.decision)),

@@ -77,6 +77,7 @@ class Bench:
         self.handle = handler
         self.early: Callable[[HttpRequest], object] | None = None
         self.held_bytes = 0
+        self.probing: set[object] = set()
         self.refusals: list[KvasirError] = []
         self.open = False
         self._bodies_bytes = bodies_bytes
@@ -131,6 +132,12 @@ class Bench:
         self.connection.data_received(data)
         self.turn()
         return True
+
+    def ends(self) -> None:
+        """The peer half-closes; the transport closes unless the connection keeps it."""
+        if not self.connection.eof_received():
+            self.transport.close()
+        self.turn()
 
     def later(self, seconds: float) -> None:
         """Advance time and run expired timers."""

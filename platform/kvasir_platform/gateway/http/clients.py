@@ -44,14 +44,26 @@ class ClientConnections:
         return len(self._counts)
 
     def _client(self, peer: object) -> bytes | None:
-        if not isinstance(peer, tuple) or not peer:
-            return None  # a Unix socket: whoever opened it for others
-        try:
-            address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
-        except ValueError:
+        address = _address(peer)
+        if address is None:
             return None
-        if isinstance(address, ipaddress.IPv6Address):
-            address = address.ipv4_mapped or address
         if any(address in network for network in self._trusted):
             return None
         return address.packed if address.version == 4 else address.packed[:_V6_PREFIX]
+
+
+def is_loopback(peer: object) -> bool:
+    """Return whether `peer`, a socket's peer name, is on this machine."""
+    address = _address(peer)
+    return address is not None and address.is_loopback
+
+
+def _address(peer: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address of a peer; None for a Unix socket, which somebody opened for others."""
+    if not isinstance(peer, tuple) or not peer:
+        return None
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address

@@ -23,10 +23,13 @@ from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.limits import HttpLimits
 from kvasir_platform.gateway.http.output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, RefusalWire
 from kvasir_platform.gateway.http.request_head import (
+    HEALTH_LIVE,
+    HEALTH_READY,
     check_coding,
     check_host,
     check_version,
     expects_continue,
+    head_without_upgrade,
     target_path,
 )
 
@@ -40,6 +43,7 @@ _DROPPED = 2
 """Body limits that a client may continue to send after a refusal; reading them has a cost and no use."""
 _FRAMING = 8
 """Bytes on the wire per byte of a body; regular chunks need little more than one."""
+_PROBE_WITHIN_S = 1.0
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
 
@@ -70,6 +74,8 @@ class HttpConnection(ConnectionOutput):
         self._held_bytes = 0
         self._body_due_s = 0.0
         self._judged_bytes = 0
+        self._full: KvasirError | None = None
+        """Why nothing but a health probe is served here."""
 
     # -- asyncio's side
 
@@ -77,7 +83,10 @@ class HttpConnection(ConnectionOutput):
         self._bound_output(transport)
         self._wait_for(HEADERS)
         full = self._listener.opened(self, transport.get_extra_info("peername"))
-        if full is not None and self._reading != LINGER:
+        if full is not None and self in self._listener.probing:
+            self._full = full
+            self.deadline = self._listener.loop.time() + _PROBE_WITHIN_S
+        elif full is not None and self._reading != LINGER:
             self._refuse(full)
 
     def data_received(self, data: bytes) -> None:
@@ -215,6 +224,10 @@ class HttpConnection(ConnectionOutput):
         """Handle a passed deadline: respond if a request had begun, then close."""
         if self._reading == LINGER or not self._writable:
             self._cut(SLOW_READER)
+        elif self._full is not None and not self._begun:
+            self._refuse(self._full)
+        elif self._half_closed and self._exchange is not None:
+            self._probe()
         elif self._reading == BODY:
             self._judge_body()
         elif self._reading == HEADERS and self._begun:
@@ -228,6 +241,8 @@ class HttpConnection(ConnectionOutput):
         if self._waiting:
             # Deferred, because this may run inside the router's fan-out, which is not reentrant.
             self._listener.loop.call_soon(self._next)
+        elif self._half_closed:
+            self._close()
         elif self._reading == IDLE:
             self.deadline = self._listener.loop.time() + self._limits.idle_s
         else:
@@ -247,12 +262,9 @@ class HttpConnection(ConnectionOutput):
                 rest = memoryview(rest)[upgrade.args[0] :]
             self._upgrade = False
             self._parser = httptools.HttpRequestParser(self)
-            self._parser.feed_data(self._head_without_upgrade())
-
-    def _head_without_upgrade(self) -> bytes:
-        lines = [b"%b: %b\r\n" % (k, v) for k, v in self._headers.items() if k != b"upgrade"]
-        start = b"%b %b HTTP/%b\r\n" % (self._method.encode(), self._url, self._version.encode())
-        return b"%b%b\r\n" % (start, b"".join(lines))
+            self._parser.feed_data(
+                head_without_upgrade(self._method, self._url, self._version, self._headers)
+            )
 
     def _request(self, body: bytes) -> HttpRequest:
         return HttpRequest(
@@ -260,7 +272,7 @@ class HttpConnection(ConnectionOutput):
             path=self._path,
             headers=self._headers,
             body=body,
-            keep_alive=self._parser.should_keep_alive(),
+            keep_alive=self._parser.should_keep_alive() and self._full is None,
             chunked=self._http11,
         )
 
@@ -270,6 +282,8 @@ class HttpConnection(ConnectionOutput):
         self._http11 = check_version(self._version)
         check_host(headers.get(b"host"), http11=self._http11)
         self._path = target_path(self._url, self._method)
+        if self._full is not None and self._path not in (HEALTH_LIVE, HEALTH_READY):
+            raise self._full
         coding = headers.get(b"transfer-encoding")
         check_coding(coding, http11=self._http11)
         length = headers.get(b"content-length")
@@ -284,7 +298,7 @@ class HttpConnection(ConnectionOutput):
     def _continue(self) -> None:
         self._continue_due = False
         if self._http11:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._write_continue()
 
     def _judge_body(self) -> None:
         """Check the deadline and the transfer rate of the body."""

@@ -14,7 +14,7 @@ from email.utils import formatdate
 
 from kvasir.config.spec.edge import GatewaySpec
 from kvasir.core.errors import CapacityError, KvasirError
-from kvasir_platform.gateway.http.clients import ClientConnections
+from kvasir_platform.gateway.http.clients import ClientConnections, is_loopback
 from kvasir_platform.gateway.http.connection import HttpConnection
 from kvasir_platform.gateway.http.cors import Cors
 from kvasir_platform.gateway.http.exchange import Exchange, ExchangeWire, HttpRequest
@@ -25,6 +25,8 @@ Listen = socket.socket | list[socket.socket] | tuple[str, int]
 
 _MAX_SWEEP_S = 0.5
 _BACKLOG = 1024
+_PROBES = 16
+"""Connections beyond the limit that may ask for the health of the gateway, from this machine."""
 _REFUSALS = 256
 """Connections beyond the limit that may be told so at one moment; the rest are cut without a word."""
 
@@ -68,6 +70,8 @@ class Listener:
         self._now = now
         self._wall = wall
         self._connections: dict[Held, bytes | None] = {}
+        self.probing: set[Held] = set()
+        """Connections from this machine beyond the limit, which may ask for its health."""
         self._stop_accepting: list[Callable[[], object]] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_s = min(_MAX_SWEEP_S, limits.header_s / 4, limits.body_s / 4, limits.idle_s / 4)
@@ -143,9 +147,11 @@ class Listener:
         self._connections[held] = client
         self._empty.clear()
         over = len(self._connections) - self._max_connections
-        if over > _REFUSALS:
-            held.abort()
         if over > 0:
+            if len(self.probing) < _PROBES and is_loopback(peer):
+                self.probing.add(held)
+            elif over > _REFUSALS:
+                held.abort()
             return CapacityError("The gateway has reached its connection limit.", code="too_many_connections")
         if not welcome:
             return CapacityError(
@@ -159,6 +165,7 @@ class Listener:
 
     def closed(self, held: Held) -> None:
         """Remove a connection. Idempotent."""
+        self.probing.discard(held)
         if held not in self._connections:
             return
         self._clients.leave(self._connections.pop(held))

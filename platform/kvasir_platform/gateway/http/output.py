@@ -30,6 +30,7 @@ _QUEUE_BYTES = 8 << 10
 small writes to a slow reader are joined in one buffer of this class instead."""
 _KERNEL_BYTES = 64 << 10
 """The kernel doubles it; without a bound it buffers megabytes for a client that does not read."""
+_PROBE_S = 1.0
 _OVERHEAD = 0.45
 """The share of a stream's limit that queues and growing buffers take in addition to their bytes."""
 
@@ -53,6 +54,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
         self._backlog = bytearray()
         self._overrun = False
         self._draining = False
+        self._half_closed = False
         self.deadline = math.inf
 
     @abstractmethod
@@ -90,6 +92,19 @@ class ConnectionOutput(asyncio.Protocol, ABC):
         if self._writable and self._reading != LINGER and self._exchange is None:
             self._transport.resume_reading()
             self._rest()
+
+    def eof_received(self) -> bool:
+        """The client has sent all it will: keep the connection for the answer that is due, if any. A client
+        that has left altogether looks the same until something is written to it, and answers that by a
+        reset, which the write after it reports. So an interim response is written, twice. Over TLS, and in
+        HTTP/1.0, which has no interim responses, the client counts as gone."""
+        exchange = self._exchange
+        if exchange is None or not exchange.request.chunked or not self._transport.can_write_eof():
+            return False
+        self._half_closed = True
+        self._probe()
+        self.deadline = self._listener.loop.time() + _PROBE_S
+        return True
 
     # -- the exchange's side
 
@@ -145,6 +160,15 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             self._transport.write_eof()
 
     # -- inside
+
+    def _probe(self) -> None:
+        """Write an interim response, which a client skips, unless the answer has begun."""
+        self.deadline = math.inf
+        if self._exchange is not None and not self._exchange.streaming and self._writable:
+            self._write_continue()
+
+    def _write_continue(self) -> None:
+        self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _await_reader(self) -> None:
         """Stop reading until the client has read a whole answer, up to a deadline."""

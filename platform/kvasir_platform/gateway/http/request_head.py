@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from kvasir.core.errors import RequestError
 from kvasir_platform.gateway.http.errors import MethodNotAllowed
 
+HEALTH_LIVE, HEALTH_READY = "/health/live", "/health/ready"
+"""The probes, which are answered while other connections are refused."""
 METHODS = "GET, HEAD, POST, OPTIONS"
 """All that any target takes, as the Allow header lists them."""
 
@@ -40,12 +42,12 @@ def check_host(host: bytes | None, *, http11: bool) -> None:
 def target_path(url: bytes, method: str) -> str:
     """Return the path of a request target, percent-encoded as sent, in origin form, absolute form
     (`http://host/path`), or `*` for OPTIONS. Raise RequestError for others."""
+    if method == "CONNECT":
+        raise MethodNotAllowed("This server, which is no proxy,", METHODS)
     if url[:1] != b"/":
         absolute = _ABSOLUTE.fullmatch(url)
         if absolute is not None and _HOST.fullmatch(absolute[1]):
             url = absolute[2] if absolute[2][:1] == b"/" else b"/" + absolute[2]
-        elif method == "CONNECT":
-            raise MethodNotAllowed("This server, which is no proxy,", METHODS)
         elif url != b"*" or method != "OPTIONS":
             raise RequestError("The request's target is not a path.", code="malformed_http")
     return url.partition(b"?")[0].decode("latin-1")
@@ -74,3 +76,9 @@ def expects_continue(headers: Mapping[bytes, bytes]) -> bool:
     if expect.strip().lower() != b"100-continue":
         raise RequestError("Only Expect: 100-continue is understood.", status=417, code="expectation_failed")
     return True
+
+
+def head_without_upgrade(method: str, url: bytes, version: str, headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the head of the same request without its offer to upgrade the protocol."""
+    lines = [b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name != b"upgrade"]
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method.encode(), url, version.encode(), b"".join(lines))

@@ -227,3 +227,54 @@ def test_a_body_with_too_many_values_is_refused_before_all_of_it_is_there() -> N
     assert server.codes == ["body_too_complex"]
     assert server.sent.startswith(b"HTTP/1.1 400 ")
     assert not server.taken
+
+
+@pytest.mark.parametrize("target", [b"/x", b"http://t/x", b"t:443", b"*"])
+def test_a_proxys_method_is_refused_once(target: bytes) -> None:
+    server = Server()
+    server.feed(b"CONNECT %b HTTP/1.1\r\nHost: t\r\n\r\n" % target)
+    assert server.codes == ["method_not_allowed"]
+    assert server.sent.count(b"HTTP/1.1") == 1
+    assert not server.taken
+    assert server.transport.half
+
+
+def test_a_client_that_sends_no_more_gets_the_answers_that_are_due() -> None:
+    server = Server(at_once=False)
+    server.feed(post(b"{}") + GET)
+    server.ends()
+    assert not server.transport.gone
+    assert server.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+    server.later(1.1)
+    server.later(100.0)
+    assert server.sent == b"HTTP/1.1 100 Continue\r\n\r\n" * 2, "the second reports what the first met"
+    for number in range(2):
+        server.taken[number].respond(200, b"{}")
+        server.turn()
+    assert server.sent.count(b"HTTP/1.1 200 OK") == 2
+    assert server.transport.gone
+
+
+def test_nothing_is_put_into_a_stream_whose_client_sends_no_more() -> None:
+    server = Server(at_once=False)
+    server.feed(post(b"{}"))
+    server.taken[0].begin(b"a")
+    begun = server.sent
+    server.ends()
+    server.later(1.1)
+    assert server.sent == begun
+    server.taken[0].end(b"b")
+    assert server.transport.gone
+
+
+def test_a_client_that_ends_without_a_request_or_in_http_1_0_has_left() -> None:
+    idle, part, old = Server(), Server(), Server(at_once=False)
+    part.feed(b"GET /x HTT")
+    old.feed(b"GET /x HTTP/1.0\r\n\r\n")
+    gone: list[str] = []
+    old.taken[0].on_gone = gone.append
+    for server in (idle, part, old):
+        server.ends()
+        assert server.transport.gone
+        assert server.sent == b""
+    assert gone == ["client_closed"]
