@@ -27,6 +27,7 @@ from kvasir_platform.capacity.traffic import (
     observed_traffic,
     stated_traffic,
 )
+from kvasir_platform.cli.plan.profile import with_profile
 from kvasir_platform.cluster.preflight.probe import probe_model
 from kvasir_platform.workload.files import open_workload
 from kvasir_platform.workload.requests import Workload
@@ -49,6 +50,8 @@ def read_request(args: argparse.Namespace) -> PlanRequest:
     }[args.mode]
     slo = args.slo
     hardware = read_hardware(args.gpus, args.catalogue)
+    if args.profile is not None:
+        hardware = with_profile(hardware, args.profile, model)
     if args.cautious:
         hardware = tuple(replace(each, assumed=cautious(each.assumed)) for each in hardware)
     request = PlanRequest(
