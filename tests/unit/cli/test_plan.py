@@ -99,7 +99,16 @@ def test_a_model_that_fits_nowhere_is_said_not_to_fit(capsys: pytest.CaptureFixt
     assert status == 1
     assert "short by" in out
     assert "the model fits on none of this hardware" in out
+    assert "as it is, it fits on" in out
     assert "no: fits?" in out
+
+
+def test_a_lower_precision_is_proposed_where_it_makes_a_model_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, _ = ran(capsys, "plan", "llama-3.1-8b", "--gpus", "RTX-4090:1", "--prompt-tokens", "60000")
+    assert status == 1
+    assert "with --quantization fp8 it fits on 1 x RTX-4090, fp8" in out
 
 
 def test_an_slo_that_no_number_of_replicas_meets_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:

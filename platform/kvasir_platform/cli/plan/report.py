@@ -11,6 +11,7 @@ from kvasir_platform.capacity.analysis.batches import BatchRow
 from kvasir_platform.capacity.analysis.layouts import LayoutRow
 from kvasir_platform.capacity.analysis.memory import MemoryBudget
 from kvasir_platform.capacity.analysis.optimisations import Optimisation
+from kvasir_platform.capacity.analysis.too_big import remedies_for
 from kvasir_platform.capacity.analysis.uncertainty import BoundedValue, ErrorBars
 from kvasir_platform.capacity.pools import Mode, decode_limit
 from kvasir_platform.capacity.search import CapacityPlan, SearchResult
@@ -97,7 +98,7 @@ def source_texts(report: PlanReport) -> Iterator[str]:
 def _nothing(report: PlanReport) -> Iterator[str]:
     if not report.result.options:
         yield "the model fits on none of this hardware, in no layout"
-        yield "allow fp8 with --quantization any, name larger GPUs, or more of them"
+        yield from remedies_for(report.result.request)
         return
     yield "no plan meets the SLO at this load with this hardware"
     yield "--advice says at which stage each fails; relax --slo, name other or more GPUs, or allow fp8"
