@@ -74,6 +74,7 @@ def test_prices_of_tokens_add_up_to_the_cost_of_the_day() -> None:
             + traffic["output_tokens"] * price["output"]
         ) / 1e6
         assert request * traffic["rate"] * 3600 == pytest.approx(plan["mean_dollars_per_hour"])
+        assert 0 < price["cached_input"] < price["input"] / 5 < price["output"]
 
 
 def test_a_tighter_slo_and_a_higher_load_cost_more() -> None:
