@@ -25,12 +25,14 @@ from kvasir_platform.capacity.engines import EngineOption, engine_option, gpu_ch
 from kvasir_platform.capacity.models import known_model
 from kvasir_platform.capacity.pools import (
     Experience,
+    Mode,
     Pair,
     ServiceTarget,
     SizedEngine,
     aggregated,
     disaggregated,
 )
+from kvasir_platform.capacity.search import PlanRequest, search
 from kvasir_platform.capacity.traffic import LengthSpread, TrafficProfile, stated_traffic
 from kvasir_platform.sim.replay.outcome import ReplayOutcome
 from kvasir_platform.sim.replay.replay import Setting, TraceReplay
@@ -108,11 +110,13 @@ def requests(profile: TrafficProfile, count: int, seed: int) -> Workload:
     return Workload(tuple(made), TRACE_BLOCK_TOKENS)
 
 
-def replayed(profile: TrafficProfile, *, count: int = 3000, seed: int = 7, **workers: int) -> ReplayOutcome:
+def replayed(
+    profile: TrafficProfile, *, target: ServiceTarget = TARGET, seed: int = 7, **workers: int
+) -> ReplayOutcome:
     setting = Setting(
-        trace=requests(profile, count, seed),
+        trace=requests(profile, 2000, seed),
         replica=simulated(option().engine),
-        slo=SloClass("slo", ttft_s=TARGET.ttft_s, itl_s=TARGET.itl_s),
+        slo=SloClass("slo", ttft_s=target.ttft_s, itl_s=target.itl_s),
         speed_up=1.0,
         report_delay_s=0.001,
         **workers,
@@ -155,3 +159,36 @@ def test_prefill_and_decode_apart_are_as_fast_as_the_formulas_say(
     engine = SizedEngine(option(), profile)
     seen = disaggregated(Pair(engine, engine, LINK), pools, rate, TARGET)
     check(compare(seen, replayed(profile, prefill_workers=pools[0], decode_workers=pools[1])))
+
+
+@pytest.mark.parametrize(
+    ("mode", "rate", "target"),
+    [
+        (Mode.AGGREGATED, 20.0, ServiceTarget(ttft_s=1.0, itl_s=0.03, attainment=0.95)),
+        (Mode.AGGREGATED, 40.0, ServiceTarget(ttft_s=0.5, itl_s=0.04, attainment=0.95)),
+        (Mode.DISAGGREGATED, 40.0, ServiceTarget(ttft_s=0.5, itl_s=0.04, attainment=0.95)),
+    ],
+    ids=["tight-itl", "tight-ttft", "apart"],
+)
+def test_a_plan_s_replicas_meet_the_slo_in_replay_and_fewer_do_not(
+    mode: Mode, rate: float, target: ServiceTarget
+) -> None:
+    profile, engine = traffic(rate), option()
+    found = search(
+        PlanRequest(engine.model, (engine.hardware,), profile, target, 16_384, (mode,), link_bytes_per_s=LINK)
+    )
+    plan = found.best
+    assert plan is not None
+    assert {pool.engine.option.devices for pool in plan.pools} == {1}
+    replicas = [pool.replicas for pool in plan.pools]
+    enough = replayed(profile, target=target, **pools_of(mode, replicas))
+    assert enough.met == pytest.approx(plan.peak.met, abs=0.03)
+    assert enough.met >= target.attainment - 0.01
+    fewer = replayed(profile, target=target, **pools_of(mode, [each - 1 for each in replicas]))
+    assert fewer.met < target.attainment
+
+
+def pools_of(mode: Mode, replicas: list[int]) -> dict[str, int]:
+    if mode is Mode.AGGREGATED:
+        return {"workers": replicas[0]}
+    return {"prefill_workers": replicas[0], "decode_workers": replicas[1]}
