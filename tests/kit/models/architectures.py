@@ -145,7 +145,16 @@ MODELS: tuple[TinyModel, ...] = (
         remark=_NO_EXPERT_ADAPTERS,
     ),
     TinyModel("phi3", "Phi3Config", "Phi3ForCausalLM", adapts=("self_attn.o_proj",)),
-    TinyModel("mistral-sliding", "MistralConfig", "MistralForCausalLM", {"sliding_window": _WINDOW}),
+    TinyModel(
+        "mistral-sliding",
+        "MistralConfig",
+        "MistralForCausalLM",
+        {"sliding_window": _WINDOW},
+        remark="of KV that is received, vLLM keeps the blocks of the window only, and of an equal prompt it "
+        "computes the last token at least, before which a window must be whole: a prompt that ends with a "
+        "block (1,600 tokens) is therefore not found again in the decode engine, and comes from the prefill "
+        "engine's cache once more",
+    ),
     TinyModel(
         "gemma2",
         "Gemma2Config",
