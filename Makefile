@@ -28,7 +28,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-models bench-scaling bench-paired bench-agreement scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -159,6 +159,9 @@ bench-autoscale: install-dev ## size a fleet for a day of traffic shaped like a 
 
 bench-models: install-dev ## run tiny models of many architectures on real engines, into docs/MODELS.md (an hour; ARGS="--only gemma3")
 	@$(BIN)/python -m load_tests.scenarios.models $(ARGS)
+
+bench-truth: install-dev ## compare predictions of the performance model with loads of real engines (a quarter of an hour)
+	@$(BIN)/python -m load_tests.scenarios.truth $(ARGS)
 
 bench-scaling: install-dev ## measure how soon a pool follows its load, on real Ray Serve (minutes)
 	@$(BIN)/python -m load_tests.scenarios.scaling $(ARGS)

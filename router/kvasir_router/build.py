@@ -15,13 +15,14 @@ from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request
 from kvasir.core.session_link import LinkLimits
 from kvasir.native import chain_hashes, root_hash
+from kvasir.performance.profile import CalibratedProfile
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.session import Dialer
 from kvasir_router.adapters.control import AdapterControl
 from kvasir_router.admission.from_spec import rules_of
-from kvasir_router.decide import CostRates, RateBook, make_policy, rates_of
+from kvasir_router.decide import CostRates, RateBook, WorkerPriors, make_policy, rates_of
 from kvasir_router.decide.links import LinkSetting, link_rates_of
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.embeddings.machine import EmbeddingMachine
@@ -119,6 +120,7 @@ def make_routers(
     rng: Rng,
     router_id: str,
     on_decision: Callable[[float], None] = unobserved,
+    profile: CalibratedProfile | None = None,
     fast_path: bool = True,
 ) -> Router | RouterMux:
     """One router per model of the deployment behind one port, or the only one itself. `edge` is by model
@@ -138,6 +140,7 @@ def make_routers(
             rng=rng,
             router_id=f"{router_id}-{number}" if several else router_id,
             on_decision=on_decision,
+            profile=profile,
             fast_path=fast_path,
             taken=frozenset(deployment.served_names()),
             recordings=recordings,
@@ -163,6 +166,7 @@ def make_router(
     on_summary: Callable[[RequestSummary], None] = unobserved,
     on_worker: Callable[[WorkerView], None] = unobserved,
     on_decision: Callable[[float], None] = unobserved,
+    profile: CalibratedProfile | None = None,
     fast_path: bool = True,
     taken: frozenset[str] = frozenset(),
     recordings: Recordings | None = None,
@@ -170,9 +174,9 @@ def make_router(
     """A router of one model, of which `deployment` is the view; it serves while its `run` runs. `router_id`
     is unique among live routers; `dialer` reaches every worker, or makes what reaches a given one;
     `tokenizer_digest` and `golden` are the edge's own, which every worker's must equal; `on_decision` is
-    called with the duration of each decision, in seconds. Without `fast_path` all deltas take the ordinary
-    path. `taken` are names of other models, which no adapter may have. `recordings` are shared by the routers
-    of a process."""
+    called with the duration of each decision, in seconds. Costs begin with what `profile` measured. Without
+    `fast_path` all deltas take the ordinary path. `taken` are names of other models, which no adapter may
+    have. `recordings` are shared by the routers of a process."""
     limits = SessionLimits(
         link=LinkLimits(tail_messages=deployment.worker.tail_messages),
         resume_window_s=deployment.worker.resume_window_s,
@@ -196,13 +200,13 @@ def make_router(
         stopwatch=clock.now,
         on_decision=on_decision,
     )
-    embeds = deployment.embeds
+    embeds, priors = deployment.embeds, WorkerPriors(profile)
     machine: RequestMachine | EmbeddingMachine
     lanes, adapters = None, None
     if embeds:
         machine = make_embedding_machine(deployment, rng)
     else:
-        machine = generating = make_machine(deployment, rng, decisions=decisions)
+        machine = generating = make_machine(deployment, rng, priors=priors, decisions=decisions)
         if fast_path:
             lanes = FastPath(lambda request_id, _: generating.fast_path_of(request_id))
         if deployment.lora_loading.enabled:
@@ -225,6 +229,7 @@ def make_router(
         clock,
         decisions=decisions,
         recordings=recordings or Recordings(router_id, deployment.routing.policy, clock.now),
+        rates_from=priors.source,
         fast_path=lanes,
         adapters=adapters,
         scales_to_zero=all(deployment.scales_to_zero(pool) for pool in deployment.pools),

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
+from kvasir.core.identity import WorkerIdentity
 from kvasir.core.locality import LinkClass
 from kvasir.core.messages import EncodedStep, RouterMessage
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, Role, StepBatch
@@ -99,6 +100,7 @@ class Router:
         fast_path: FastPath | None = None,
         scales_to_zero: bool = False,
         adapters: AdapterControl | None = None,
+        rates_from: Callable[[WorkerIdentity], str] = lambda _: "",
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
     ) -> None:
@@ -108,6 +110,7 @@ class Router:
         self._clock = clock
         self._decisions = decisions
         self.recordings = recordings
+        self._rates_from = rates_from
         self._demand = DemandBook()
         self._sleeps = scales_to_zero
         self._awake_in_s: float | None = None
@@ -171,7 +174,13 @@ class Router:
 
     def explain(self, request_id: str) -> DecisionRecord | None:
         """See RouterPort."""
-        return self._decisions.explain(request_id)
+        record = self._decisions.explain(request_id)
+        if record is None:
+            return None
+        chosen = (record.prefill_worker, record.decode_worker)
+        known = [each.identity for each in self._registry.all() if each.endpoint.worker_id in chosen]
+        begun = {self._rates_from(identity) for identity in known if identity is not None}
+        return replace(record, rates=", ".join(sorted(begun)))
 
     def regret(self) -> dict[str, RegretView]:
         """See RouterPort."""

@@ -80,16 +80,29 @@ class StartFailed(RuntimeError):
 @contextlib.contextmanager
 def _running(model: TinyModel, folder: Path, home: Path) -> Iterator[tuple[str, str]]:
     """A deployment; yields its address, and what was said of the model's KV before the start."""
-    arguments = ["--set", f"model.source={folder}", "--set", f"name=tiny-{model.name}"]
     # In 32 bits tokens do not depend on how a prompt is divided into steps.
-    arguments += ["--set", f"model.dtype={model.dtype}"]
+    sets = [f"model.source={folder}", f"name=tiny-{model.name}", f"model.dtype={model.dtype}"]
+    arguments = []
     if model.kind != "generates":
         spec = home / "kvasir.yaml"
         # An encoder has no more positions than this.
         positions = model.values["max_position_embeddings"]
         pools = [{"name": "embed", "role": "embed"}]
         spec.write_text(json.dumps({"model": {"max_model_len": positions}, "pools": pools}))
-        arguments += ["-f", str(spec)]
+        arguments = ["-f", str(spec)]
+    with _up(sets, home, arguments) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def running(sets: Sequence[str], home: Path) -> Iterator[str]:
+    """A deployment of the embedded spec with the fields `sets`; yields its HOST:PORT. Raises StartFailed."""
+    with _up(sets, home, ()) as (url, _):
+        yield url.removeprefix("http://")
+
+
+@contextlib.contextmanager
+def _up(sets: Sequence[str], home: Path, arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     command = [
         sys.executable,
         "-m",
@@ -101,6 +114,7 @@ def _running(model: TinyModel, folder: Path, home: Path) -> Iterator[tuple[str, 
         "json",
         *arguments,
     ]
+    command += [word for each in sets for word in ("--set", each)]
     environment = {**os.environ, "KVASIR_HOME": str(home)}
     with (home / "up.log").open("w") as log:
         process = subprocess.Popen(

@@ -167,7 +167,8 @@ class DecisionRecord:
     known; `omitted` counts candidates that are left out of the parts to keep records small. `regret_s` is
     None for a decision that is not judged (see kvasir_router.decide.regret), `regret_causes` has the causes
     with a part of it; `better` are the part and worker of what would have cost less, with the TTFT from the
-    decision that it would have had."""
+    decision that it would have had. `rates` says where the costs of the chosen workers began, before
+    measurements."""
 
     request_id: str
     policy: str
@@ -199,6 +200,7 @@ class DecisionRecord:
     regret_causes: dict[str, float] = field(default_factory=dict)
     better: tuple[str, ...] = ()
     better_ttft_s: float | None = None
+    rates: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.apps.common.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.common.session_token import session_token
+from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.edge.edges import Edges, edge_count
 from kvasir_platform.gateway.catalog.models import ModelTable
@@ -100,6 +101,7 @@ async def serve(
     models = make_models(deployment)
     discovery = build_discovery(deployment, ray_address, clock)
     router_id = f"router-{uuid4().hex[:8]}"
+    stated = deployment.performance.profile
     router = make_routers(
         deployment,
         edge_facts(deployment, models),
@@ -109,6 +111,7 @@ async def serve(
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
         router_id=router_id,
         on_decision=metrics.decided,
+        profile=None if stated is None else read_profile(Path(stated)),
         fast_path=fast_path,
     )
     metrics.track_queued(lambda: router.queued)

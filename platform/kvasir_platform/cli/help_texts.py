@@ -166,6 +166,22 @@ examples:
 
 """
 
+CALIBRATE_EPILOG = """\
+Sends a few minutes of requests to a running deployment, which goes on serving its other clients: prompts of
+several lengths alone and behind a cached prefix, streams at several concurrencies and contexts, prompts that
+arrive together, and with prefill and decode apart both at once. From the server's own timings it fits the
+coefficients of the performance model, and writes them with their residuals, the hardware, versions and the
+shape of the engine to a profile. Other load at the same time makes the figures worse.
+
+A profile replaces data-sheet figures where its hardware and model match: name it in kvasir.yaml as
+performance.profile. See docs/PERFORMANCE_MODEL.md.
+
+examples:
+  kvasir calibrate
+  kvasir calibrate --profile h100-llama.json --repeats 9
+  kvasir calibrate --address gateway.example.com:8000 --model llama
+  kubectl exec deploy/NAME-router -- kvasir calibrate --address 127.0.0.1:8000 --profile /tmp/p.json"""
+
 LORA_EPILOG = """\
 An adapter is served as a model of its own name as soon as it is loaded. It needs lora_loading.allow in
 kvasir.yaml, which lists the sources that may be loaded from; an operator's key is needed where keys are

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir_platform.cli.bench_options import add_bench, run_bench
+from kvasir_platform.cli.calibrate.arguments import add_calibrate_options
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.help_texts import (
+    CALIBRATE_EPILOG,
     CHECK_EPILOG,
     DRAIN_EPILOG,
     EXPLAIN_EPILOG,
@@ -129,6 +131,13 @@ def parser() -> argparse.ArgumentParser:
     add_sim_options(commands.choices["sim"])
     add("verify", "check answers and measure speed of what runs", gateway, epilog=VERIFY_EPILOG)
     add_verify_options(commands.choices["verify"])
+    add(
+        "calibrate",
+        "measure what runs, and write a profile of its performance",
+        gateway,
+        epilog=CALIBRATE_EPILOG,
+    )
+    add_calibrate_options(commands.choices["calibrate"])
     add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
     add_lora(commands, shared, gateway)
@@ -222,6 +231,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "plan": lambda: _plan(args, output),
         "sim": lambda: _sim(args, output),
         "verify": lambda: _verify(args, output),
+        "calibrate": lambda: _calibrate(args, output),
         "version": lambda: _version(output),
     }
     try:
@@ -362,6 +372,15 @@ def _sim(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.sim.command import sim
 
     return sim(args, output)
+
+
+def _calibrate(args: argparse.Namespace, output: CommandOutput) -> int:
+    from datetime import UTC, datetime
+
+    from kvasir_platform.cli.calibrate.command import CalibrateOptions, calibrate
+
+    options = CalibrateOptions(args.model, args.profile, args.repeats, args.quick, args.timeout)
+    return calibrate(options, _site(args), output, datetime.now(UTC), local=args.address is None)
 
 
 def _version(output: CommandOutput) -> int:

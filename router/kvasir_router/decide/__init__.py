@@ -13,7 +13,7 @@ from kvasir_router.decide.cost import CostPolicy, CostWeights
 from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers import PEERS
 from kvasir_router.decide.rates import RateBook
-from kvasir_router.decide.roofline import CostRates, rates_of
+from kvasir_router.decide.roofline import CostRates, WorkerPriors, rates_of
 
 __all__ = [
     "POLICIES",
@@ -24,6 +24,7 @@ __all__ = [
     "LeastLoaded",
     "RateBook",
     "RoundRobin",
+    "WorkerPriors",
     "make_policy",
     "rates_of",
 ]

@@ -1,18 +1,18 @@
-"""Estimated costs on a worker without measurements, from its hardware.
+"""Estimated costs on a worker without measurements: the performance model's, in the terms of decisions.
 
-Prefill is compute-bound: two operations per parameter and token, and attention's share, over the part of the
-peak that engines reach. A decode step is memory-bound: it reads all weights once, and the KV of every stream
-(Pope et al., Efficiently Scaling Transformer Inference, 2022, section 2). The first measurements correct the
-estimates, so only the order of magnitude matters.
+Decisions are linear in prompt tokens and in streams, so the model's step times are read at a typical chunk,
+context and batch. The first measurements correct the estimates.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir.performance.coefficients import DATA_SHEET, Coefficients
+from kvasir.performance.engines import engine_of
+from kvasir.performance.profile import CalibratedProfile
+from kvasir.performance.step import PromptChunk, StepWork
 from kvasir_router.decide.links import DEFAULT_LINKS, LinkRates
 
 TierSeconds = tuple[float, float, float]
@@ -34,53 +34,66 @@ class CostRates(NamedTuple):
     links: LinkRates = DEFAULT_LINKS
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Fractions of the nominal performance that are reached, and the paths that data sheets leave out.
-
-    Large prefills reach about half of the peak (Pope et al. report 0.4 to 0.76), decode steps about 0.6 of
-    the bandwidth (Databricks, LLM Inference Performance Engineering, 2023). `context_tokens` is the typical
-    length of a stream. `step_overhead_s` is the launch time of a step. Transfer is one 100 Gbit/s RDMA port;
-    the tiers are PCIe 4.0 x16, an NVMe drive and a store behind 10 Gbit/s Ethernet, each a little below its
-    nominal bandwidth (bytes per second).
-    """
-
-    arithmetic: float = 0.5
-    bandwidth: float = 0.6
-    context_tokens: int = 4096
-    step_overhead_s: float = 0.002
-    prefill_overhead_s: float = 0.005
-    transfer_fixed_s: float = 0.003
-    transfer_bytes_per_s: float = 1e10
-    tier_fixed_s: TierSeconds = (0.001, 0.002, 0.003)
-    tier_bytes_per_s: TierSeconds = (2e10, 3e9, 1e9)
+_CONTEXT_TOKENS = 4096
+"""The typical length of a stream."""
+_CHUNK_TOKENS = 2048
+_STREAMS = 32
+_TRANSFER_FIXED_S, _TRANSFER_BYTES_PER_S = 0.003, 1e10
+"""One 100 Gbit/s RDMA port, a little below its nominal bandwidth."""
+_TIER_FIXED_S: TierSeconds = (0.001, 0.002, 0.003)
+_TIER_BYTES_PER_S: TierSeconds = (2e10, 3e9, 1e9)
+"""PCIe 4.0 x16, an NVMe drive, and a store behind 10 Gbit/s Ethernet."""
 
 
-def rates_of(identity: WorkerIdentity, efficiency: Efficiency | None = None) -> CostRates:
-    """Return the priors for a worker; `CostRates()` if it does not report its hardware or its model."""
-    hardware, parameters = identity.hardware, identity.model_parameters
-    known = (hardware.flops, hardware.bytes_per_s, parameters, identity.model_bytes, identity.kv.layers)
-    if min(known) <= 0:
+class WorkerPriors:
+    """The rates of workers before the first measurement, from the performance model: with the coefficients of
+    `profile` where it was measured on their hardware with their model, else with those of data sheets."""
+
+    def __init__(self, profile: CalibratedProfile | None = None) -> None:
+        self._profile = profile
+
+    def __call__(self, identity: WorkerIdentity) -> CostRates:
+        """Return the priors for a worker."""
+        measured = self._measured(identity)
+        if measured is None or self._profile is None:
+            return rates_of(identity)
+        rates = rates_of(identity, measured)
+        if not self._profile.transfer_byte_s:
+            return rates
+        return rates._replace(
+            transfer_fixed_s=self._profile.transfer_fixed_s, transfer_byte_s=self._profile.transfer_byte_s
+        )
+
+    def source(self, identity: WorkerIdentity) -> str:
+        """Return where the priors for a worker come from, for people."""
+        measured = self._measured(identity)
+        if measured is not None:
+            return measured.source
+        return "defaults" if rates_of(identity) == CostRates() else DATA_SHEET.source
+
+    def _measured(self, identity: WorkerIdentity) -> Coefficients | None:
+        return None if self._profile is None else self._profile.for_worker(identity)
+
+
+def rates_of(identity: WorkerIdentity, measured: Coefficients | None = None) -> CostRates:
+    """Return the priors for a worker; `CostRates()` if it does not report its model, or not its hardware, of
+    which then nothing is known without `measured` coefficients."""
+    hardware = identity.hardware
+    engine = engine_of(identity, measured or DATA_SHEET)
+    if engine is None or (measured is None and min(hardware.flops, hardware.bytes_per_s) <= 0):
         return CostRates()
-    reached = efficiency or Efficiency()
-    devices = max(1, hardware.devices)
-    flops = devices * hardware.flops * reached.arithmetic
-    bytes_per_s = devices * hardware.bytes_per_s * reached.bandwidth
-    dense = 2.0 * parameters
-    layers = identity.kv.layers
-    # A transformer layer has about 12 h^2 parameters; a token attends to half of the prompt on average.
-    hidden = math.sqrt(parameters / (12.0 * layers))
-    attention = 2.0 * layers * hidden * reached.context_tokens
-    context_bytes = reached.context_tokens * kv_token_bytes(identity)
+    chunk = engine.step(StepWork((PromptChunk(_CHUNK_TOKENS, _CHUNK_TOKENS // 2),)))
+    one, many = (engine.decode(streams, _CONTEXT_TOKENS).seconds for streams in (1, _STREAMS))
+    stream_s = max(0.0, many - one) / (_STREAMS - 1)
     return CostRates(
-        prefill_fixed_s=reached.prefill_overhead_s,
-        prefill_token_s=(dense + attention) / flops,
-        step_fixed_s=reached.step_overhead_s + identity.model_bytes / bytes_per_s,
-        step_stream_s=context_bytes / bytes_per_s + dense / flops,
-        transfer_fixed_s=reached.transfer_fixed_s,
-        transfer_byte_s=1.0 / reached.transfer_bytes_per_s,
-        tier_fixed_s=reached.tier_fixed_s,
-        tier_byte_s=_inverse(reached.tier_bytes_per_s),
+        prefill_fixed_s=engine.coefficients.request_s + chunk.overhead_s,
+        prefill_token_s=(chunk.device_s + chunk.communication_s) / _CHUNK_TOKENS,
+        step_fixed_s=max(0.0, one - stream_s),
+        step_stream_s=stream_s,
+        transfer_fixed_s=_TRANSFER_FIXED_S,
+        transfer_byte_s=1.0 / _TRANSFER_BYTES_PER_S,
+        tier_fixed_s=_TIER_FIXED_S,
+        tier_byte_s=_inverse(_TIER_BYTES_PER_S),
     )
 
 

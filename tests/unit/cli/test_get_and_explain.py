@@ -247,6 +247,12 @@ def test_explain_tells_how_much_was_to_come_from_tiers_and_how_much_came(
     assert "from tiers 1,008 512 of them" in said(capsys)
 
 
+def test_explain_says_where_the_costs_began(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(gateway, replace(RECORD, rates="profile of 2026-01-02"))
+    main(["explain", "abc", "--address", gateway.address])
+    assert "costs began with: profile of 2026-01-02; measurements correct them" in capsys.readouterr().out
+
+
 def test_a_request_in_flight_has_no_outcome_yet(gateway: Any, capsys: pytest.CaptureFixture[str]) -> None:
     live = replace(RECORD, outcome=None, actual_cached_tokens=None, actual_ttft_s=None, slo_met=None)
     answer(gateway, replace(live, actual_itl_s=None, omitted=1200))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.config.load.loader import load
+from kvasir.performance.profile import FORMAT, CalibratedProfile, encode_profile
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, Authority
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.finding import Finding
@@ -68,6 +69,15 @@ def private(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     path.chmod(0o600)
     return path
+
+
+def test_a_profile_is_read_as_a_router_reads_it(tmp_path: Path) -> None:
+    field, path = "performance.profile", tmp_path / "profile.json"
+    assert "No such file" in problems(f"{field}={path}")[field]
+    path.write_text("{}")
+    assert "kvasir calibrate" in problems(f"{field}={path}")[field]
+    path.write_bytes(encode_profile(CalibratedProfile(FORMAT, "m", "2026-01-02", {}, ())))
+    assert not problems(f"{field}={path}")[field]
 
 
 def test_every_file_that_the_spec_names_is_looked_at(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from kvasir.config.spec.pools import (
     TopologySpec,
     check_kv_exchange,
 )
-from kvasir.config.spec.routing import HealthSpec, RoutingSpec, SloSpec
+from kvasir.config.spec.routing import HealthSpec, PerformanceSpec, RoutingSpec, SloSpec
 from kvasir.config.spec.scaling import PoolScalingSpec, ScalingSpec
 from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
@@ -59,6 +59,7 @@ __all__ = [
     "LoraSpec",
     "ModelSpec",
     "OutputFiltersSpec",
+    "PerformanceSpec",
     "PoolScalingSpec",
     "PoolSpec",
     "RaySpec",
@@ -118,6 +119,7 @@ class Deployment(Spec):
     admission: AdmissionSpec = AdmissionSpec()
     slo: tuple[SloSpec, ...] = Field(default=(SloSpec(name="default"),), min_length=1)
     scaling: ScalingSpec = ScalingSpec()
+    performance: PerformanceSpec = PerformanceSpec()
     tenancy: TenancySpec = TenancySpec()
     gateway: GatewaySpec = GatewaySpec()
     tokenizer: TokenizerSpec = TokenizerSpec()

@@ -87,3 +87,11 @@ class SloSpec(Spec):
     """Time to first token."""
     itl_s: float = Field(default=0.1, gt=0)
     """Inter-token latency."""
+
+
+class PerformanceSpec(Spec):
+    """What is known of the speed of engines before requests have shown it."""
+
+    profile: str | None = None
+    """Path of a profile that `kvasir calibrate` wrote, where routers run. It replaces the figures of data
+    sheets for workers with its hardware and its model. Read once, when a router starts."""

@@ -20,6 +20,7 @@ from kvasir.config.load.model_files import configured_template, resolve_model
 from kvasir.config.spec.deployment import Deployment, SpeculativeSpec
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import certificate_problem, certificates_in, read_pem, validity_problem
+from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import FileProbe
@@ -40,6 +41,7 @@ _REMEDIES = {
     "gateway.api_keys_file": "write one SHA-256 of an API key a line into it, or correct the path",
     "gateway.api_keys_dir": "write lines of `kvasir keys new` into its files, or correct the path",
     "gateway.api_keys_env": "set it to lines that `kvasir keys new` makes, or correct the name",
+    "performance.profile": "write it with `kvasir calibrate`, or correct the path",
     "gateway.tls.cert_file": "renew it, or correct the path; without gateway.tls, plain HTTP is served",
     "gateway.tls.key_file": "write the certificate's PEM private key into it, or correct the path",
     "gateway.tls.client_ca_file": "write the authorities' PEM certificates into it, or correct the path",
@@ -75,6 +77,7 @@ def probe_named_files(deployment: Deployment, environment: Mapping[str, str], no
         *_sessions(deployment, now),
         *_key_sources(deployment, environment),
         *_edge(deployment, now),
+        *_profiles(deployment),
     ]
 
 
@@ -266,6 +269,18 @@ def _edge(deployment: Deployment, now: float) -> Iterator[FileProbe]:
         yield _authority("gateway.tls.client_ca_file", tls.client_ca_file, now)
     if tls.operator_cert_file is not None:
         yield _certificate("gateway.tls.operator_cert_file", tls.operator_cert_file, now)
+
+
+def _profiles(deployment: Deployment) -> Iterator[FileProbe]:
+    """Read the profile as a router does."""
+    if (name := deployment.performance.profile) is not None:
+        problem = _unreadable(Path(name))
+        try:
+            if not problem:
+                read_profile(Path(name))
+        except ConfigError as error:
+            problem = f"cannot be used: {error.message}"
+        yield FileProbe("performance.profile", name, problem)
 
 
 def _key_sources(deployment: Deployment, environment: Mapping[str, str]) -> Iterator[FileProbe]:

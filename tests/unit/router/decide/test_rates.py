@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit import public_models
 
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import Timings, Usage
-from kvasir_router.decide import CostRates, RateBook, rates_of
+from kvasir.performance.profile import FORMAT, CalibratedProfile, EngineProfile
+from kvasir.performance.work import model_work
+from kvasir_router.decide import CostRates, RateBook, WorkerPriors, rates_of
 from kvasir_router.decide.fits import LinearFit
 from kvasir_router.decide.rates import contention
 
@@ -93,6 +96,61 @@ def test_what_does_not_say_what_it_is_begins_as_a_small_model(
     llama_8b_on_h100: WorkerIdentity, forget: Callable[[WorkerIdentity], WorkerIdentity]
 ) -> None:
     assert rates_of(forget(llama_8b_on_h100)) == CostRates()
+
+
+def _profile(of: WorkerIdentity) -> CalibratedProfile:
+    engine = EngineProfile(
+        pool=of.pool,
+        role=of.role.value,
+        device=of.hardware.device,
+        devices=of.hardware.devices,
+        parameters=of.model_parameters,
+        model_bytes=of.model_bytes,
+        max_num_batched_tokens=2048,
+        max_num_seqs=64,
+        coefficients={"arithmetic": 0.25, "bandwidth": 0.35, "step_s": 0.004},
+    )
+    return CalibratedProfile(FORMAT, "another name", "2026-01-02", {}, (engine,), 0.001, 1e-9)
+
+
+def test_a_profile_of_its_hardware_and_model_replaces_the_data_sheet(
+    llama_8b_on_h100: WorkerIdentity,
+) -> None:
+    priors = WorkerPriors(_profile(llama_8b_on_h100))
+    measured, published = priors(llama_8b_on_h100), rates_of(llama_8b_on_h100)
+    assert measured.prefill_token_s == pytest.approx(2 * published.prefill_token_s, rel=0.1)
+    assert measured.step_fixed_s == pytest.approx(2 * published.step_fixed_s, rel=0.1)
+    assert (measured.transfer_fixed_s, measured.transfer_byte_s) == (0.001, 1e-9)
+    assert priors.source(llama_8b_on_h100) == "profile of 2026-01-02"
+
+
+def test_a_profile_of_other_hardware_or_another_model_does_not_count(
+    llama_8b_on_h100: WorkerIdentity,
+) -> None:
+    priors = WorkerPriors(_profile(llama_8b_on_h100))
+    for other in (
+        replace(llama_8b_on_h100, hardware=replace(llama_8b_on_h100.hardware, devices=2)),
+        replace(llama_8b_on_h100, model_bytes=llama_8b_on_h100.model_bytes // 2),
+    ):
+        assert priors(other) == rates_of(other)
+        assert priors.source(other) == "data sheet"
+    unknown = replace(llama_8b_on_h100, model_parameters=0)
+    assert priors.source(unknown) == "defaults"
+
+
+def test_a_profile_gives_rates_to_hardware_that_no_data_sheet_has(llama_8b_on_h100: WorkerIdentity) -> None:
+    cpu = replace(llama_8b_on_h100, hardware=Hardware("a CPU", 1))
+    assert rates_of(cpu) == CostRates()
+    assert WorkerPriors(_profile(cpu))(cpu) != CostRates()
+
+
+def test_a_mixture_of_experts_prefills_as_fast_as_the_experts_that_a_token_uses(
+    llama_8b_on_h100: WorkerIdentity,
+) -> None:
+    dense = replace(llama_8b_on_h100, model_parameters=30_000_000_000, model_bytes=60_000_000_000)
+    config = public_models.config_of(public_models.QWEN3_30B)
+    sparse = replace(dense, work=model_work(config))
+    assert rates_of(sparse).prefill_token_s < rates_of(dense).prefill_token_s / 4
 
 
 def test_rates_start_at_the_prior_and_follow_measurements(book: RateBook) -> None:

@@ -37,6 +37,8 @@ def story(record: Record) -> list[str]:
         lines += ["", *_part(part)]
     if record["omitted"]:
         lines += ["", f"{record['omitted']:,} more places were considered; the best are shown"]
+    if record.get("rates"):
+        lines += ["", f"costs began with: {record['rates']}; measurements correct them"]
     return [*lines, "", *_outcome(record)]
 
 

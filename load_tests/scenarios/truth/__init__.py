@@ -1,0 +1,1 @@
+"""Predictions of the performance model against loads of real engines."""

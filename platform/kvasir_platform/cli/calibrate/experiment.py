@@ -1,0 +1,173 @@
+"""The measurements of `kvasir calibrate` on a running deployment, which goes on serving its other clients.
+
+Times are the server's own (Server-Timing), from the arrival of a request at the gateway, so that neither the
+network nor this process counts. Prompts are random tokens, so that nothing of them is in a cache. Each figure
+is a median, because other clients and the system disturb single ones.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from kvasir_platform.calibrate.design import CalibrationDesign
+from kvasir_platform.calibrate.samples import (
+    CalibrationSamples,
+    TransferTimes,
+    burst_sample,
+    decode_sample,
+    hand_over_sample,
+    prefill_sample,
+)
+from kvasir_platform.cli.calibrate.client import TimedStream, mean_itl_s
+
+_DISTINCT = 512
+"""Words in the text whose tokens prompts are made of."""
+
+
+class LoadClient(Protocol):
+    """What an experiment needs of a client."""
+
+    def tokenize(self, text: str) -> tuple[list[int], int]:
+        """Return the tokens of `text`, and the most of a request."""
+        ...
+
+    def timed(self, prompt: Sequence[int], max_tokens: int) -> TimedStream:
+        """Stream a completion of exactly `max_tokens` tokens, and time it."""
+        ...
+
+
+class Experiment:
+    """Runs the loads of `plan` through `client`. `budget` is the most tokens of a step of the engine that
+    computes prompts; `apart`: another engine decodes. `step(text)` is told what is measured. Methods raise
+    UpstreamError."""
+
+    def __init__(
+        self,
+        client: LoadClient,
+        plan: CalibrationDesign,
+        *,
+        budget: int,
+        apart: bool,
+        rng: random.Random,
+        step: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._plan = plan
+        self._budget = budget
+        self._rng = rng
+        self._step = step
+        self._samples = CalibrationSamples(apart)
+        text = " ".join(str(rng.randrange(1000)) for _ in range(_DISTINCT))
+        self._tokens = sorted(set(client.tokenize(text)[0]))
+
+    def run(self) -> CalibrationSamples:
+        """Run all loads."""
+        self._step("warming up")
+        for length in (64, self._plan.prompts[-1]):
+            self._client.timed(self._prompt(length), 8)
+        for length in self._plan.prompts:
+            self._step(f"prompts of {length:,} tokens")
+            self._prompts(length)
+        for length in self._plan.cached:
+            self._step(f"prompts of which {length:,} tokens are cached")
+            self._cached(length)
+        for streams, context in self._plan.streams:
+            self._step(f"{streams} streams of {context:,} tokens")
+            self._streams(streams, context)
+        for prompts in self._plan.bursts:
+            self._step(f"{prompts} prompts at once")
+            self._burst(prompts)
+        self._step("prompts beside streams")
+        if self._samples.apart:
+            self._beside()
+        return self._samples
+
+    def _prompts(self, length: int) -> None:
+        found = [self._client.timed(self._prompt(length), 2) for _ in range(self._plan.repeats)]
+        seconds = statistics.median(map(self._prefill_s, found))
+        self._samples.prefill.append(prefill_sample(length, 0, seconds, budget=self._budget))
+        self._hand_overs(length, found)
+
+    def _cached(self, length: int) -> None:
+        prefix = self._prompt(length)
+        self._client.timed(prefix, 2)
+        more = self._plan.uncached_tokens
+        found = [self._client.timed([*prefix, *self._prompt(more)], 2) for _ in range(self._plan.repeats)]
+        cached = int(statistics.median(each.cached_tokens for each in found))
+        seconds = statistics.median(map(self._prefill_s, found))
+        self._samples.prefill.append(prefill_sample(length + more, cached, seconds, budget=self._budget))
+
+    def _hand_overs(self, length: int, found: Sequence[TimedStream]) -> None:
+        if not self._samples.apart:
+            return
+        waits = [
+            each.ttft_s - each.server.get("prefill", 0.0) - each.server.get("transfer", 0.0) for each in found
+        ]
+        self._samples.decode.append(hand_over_sample(length, max(1e-6, statistics.median(waits))))
+        moved = [each for each in found if each.moved_bytes]
+        if moved:
+            seconds = statistics.median(each.server["transfer"] for each in moved)
+            self._samples.transfers.append(TransferTimes(moved[0].moved_bytes, seconds))
+
+    def _streams(self, streams: int, context: int) -> None:
+        itl = mean_itl_s(self._together(streams, context, self._plan.output_tokens))
+        if itl is not None:
+            middle = context + self._plan.output_tokens / 2
+            self._samples.decode.append(decode_sample(streams, middle, itl))
+
+    def _burst(self, prompts: int) -> None:
+        length, last = self._plan.burst_tokens, []
+        for _ in range(self._plan.repeats):
+            found = self._together(prompts, length, 1)
+            began = min(each.began_s for each in found)
+            last.append(max(each.began_s + each.ttft_s for each in found) - began)
+        if not self._samples.apart:
+            seconds = statistics.median(last)
+            self._samples.prefill.append(burst_sample(prompts, length, seconds, budget=self._budget))
+
+    def _beside(self) -> None:
+        """Measure how much longer steps of each engine are while the other computes."""
+        plan = self._plan
+        tokens = 2 * plan.output_tokens
+        alone = mean_itl_s(self._together(plan.beside, plan.burst_tokens, tokens))
+        apart = [self._prefill_s(self._one(plan.beside_tokens)) for _ in range(plan.repeats)]
+        with ThreadPoolExecutor(1) as threads:
+            streams = threads.submit(self._together, plan.beside, plan.burst_tokens, tokens)
+            during: list[TimedStream] = []
+            while not streams.done():
+                during.append(self._one(plan.beside_tokens))
+            decoded = streams.result()
+        beside = mean_itl_s(decoded)
+        window = _window(decoded)
+        if alone is None or beside is None:
+            return
+        inside = [each for each in during if window[0] <= each.began_s <= window[1]]
+        if not inside:
+            return
+        busy = sum(map(self._prefill_s, inside)) / (window[1] - window[0])
+        slower = statistics.median(map(self._prefill_s, inside)) / statistics.median(apart) - 1.0
+        self._samples.prefill_slowed.append(max(0.0, slower))
+        self._samples.decode_slowed.append(max(0.0, beside / alone - 1.0) / min(1.0, max(0.1, busy)))
+
+    def _one(self, length: int) -> TimedStream:
+        return self._client.timed(self._prompt(length), 1)
+
+    def _together(self, streams: int, length: int, tokens: int) -> list[TimedStream]:
+        prompts = [self._prompt(length) for _ in range(streams)]
+        with ThreadPoolExecutor(streams) as threads:
+            return list(threads.map(lambda prompt: self._client.timed(prompt, tokens), prompts))
+
+    def _prefill_s(self, found: TimedStream) -> float:
+        return found.server.get("prefill", found.ttft_s) if self._samples.apart else found.ttft_s
+
+    def _prompt(self, length: int) -> list[int]:
+        return [self._rng.choice(self._tokens) for _ in range(length)]
+
+
+def _window(found: Sequence[TimedStream]) -> tuple[float, float]:
+    """Return when the last stream had begun and the first ended."""
+    return max(each.times_s[0] for each in found), min(each.times_s[-1] for each in found)
