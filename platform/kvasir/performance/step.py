@@ -8,10 +8,11 @@ experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvasir.performance.coefficients import DATA_SHEET, Coefficients
+from kvasir.performance.coefficients import DATA_SHEET, NOMINAL, Coefficients
 from kvasir.performance.device import Device
 from kvasir.performance.work import ModelWork
 from kvasir.sizing.shape import EngineShape, kv_element_bytes
@@ -148,6 +149,14 @@ class EngineModel:
             attention_s=attention / (ranks * peak * reached.attention),
             kv_s=self._kv_read(batch) / bytes_per_s,
         )
+
+    def intensity(self, batch: StepWork) -> float:
+        """Return the operations of a step for each byte that it reads: above the device's ridge, arithmetic
+        limits it at nominal rates, and memory below."""
+        parts = replace(self, coefficients=NOMINAL).parts(batch)
+        moved_s = parts.weights_s + parts.kv_s
+        ridge = self.device.ridge(self.compute_dtype)
+        return ridge * (parts.linear_s + parts.attention_s) / moved_s if moved_s else math.inf
 
     def _kv_read(self, batch: StepWork) -> float:
         """Return the bytes of KV and of states that all ranks read and write."""

@@ -49,6 +49,14 @@ def test_a_batch_reaches_the_ridge_where_arithmetic_begins_to_limit() -> None:
     assert (below.limit, above.limit) == (Limit.MEMORY, Limit.COMPUTE)
 
 
+def test_decoding_has_about_one_operation_for_each_byte_and_stream_and_prompts_have_hundreds() -> None:
+    assert _LLAMA_8B.intensity(StepWork(streams=1)) == pytest.approx(1.0, rel=0.01)
+    assert _LLAMA_8B.intensity(StepWork(streams=64)) == pytest.approx(64.0, rel=0.01)
+    # KV of long contexts is read for one stream only: four query heads share a KV head, two operations each.
+    assert _LLAMA_8B.intensity(StepWork(streams=1000, context=1e6)) == pytest.approx(4.0, rel=0.05)
+    assert _LLAMA_8B.intensity(StepWork((PromptChunk(2048),))) > _H100.ridge("bfloat16")
+
+
 def test_a_cached_prefix_is_not_computed_but_attended_to() -> None:
     whole, cached, short = (_LLAMA_8B.prefill_s(*each) for each in ((4096, 0), (4096, 3072), (1024, 0)))
     assert short < cached < whole / 2
