@@ -115,7 +115,7 @@ class Experiment:
 
     def _streams(self, streams: int, context: int) -> None:
         itl = mean_itl_s(self._together(streams, context, self._plan.output_tokens))
-        if itl is not None:
+        if itl:
             middle = context + self._plan.output_tokens / 2
             self._samples.decode.append(decode_sample(streams, middle, itl))
 
@@ -143,7 +143,7 @@ class Experiment:
             decoded = streams.result()
         beside = mean_itl_s(decoded)
         window = _window(decoded)
-        if alone is None or beside is None:
+        if not alone or not beside:
             return
         inside = [each for each in during if window[0] <= each.began_s <= window[1]]
         if not inside:
