@@ -77,7 +77,8 @@ class LoadGenerator:
             await self._send(self._call(request), request, self._clock.now(), tally)
 
     def _call(self, request: WorkloadRequest) -> BenchCall:
-        return BenchCall(self._make(request), request.output_tokens, request.embeds)
+        # A recorded request that failed has no output, but no server generates none.
+        return BenchCall(self._make(request), max(1, request.output_tokens), request.embeds)
 
     async def _send(self, call: BenchCall, request: WorkloadRequest, due: float, tally: BenchTally) -> None:
         tally.begin(self._clock.now() - due)

@@ -127,11 +127,14 @@ class BenchRun:
         """Put one workload on the server; return the tally, and whether it was cut short."""
         context = self._server.model.context
         requests = fitting(workload.requests, context, round(self._server.scale.fixed))
+        if self._options.api != "embeddings":
+            requests = tuple(each for each in requests if not each.embeds)
         if not requests:
-            raise ConfigError(f"no request of the workload fits the context of {context} tokens")
-        if len(requests) < len(workload.requests):
-            left_out = len(workload.requests) - len(requests)
-            self._say(f"{left_out} requests do not fit the context of {context} tokens and are left out")
+            raise ConfigError(f"no request of the workload fits {self._options.api} of {context} tokens")
+        if left_out := len(workload.requests) - len(requests):
+            self._say(
+                f"{left_out} requests are left out: they do not fit {self._options.api} of {context} tokens"
+            )
         await self._warm_up(workload.block_tokens, requests)
         tally = BenchTally()
         self.progress = BenchProgress(step, len(requests), tally)

@@ -50,4 +50,4 @@ def parse_slo(text: str) -> BenchSlo:
 def _shown(seconds: float) -> str:
     if seconds == math.inf:
         return "any"
-    return f"{seconds * 1e3:g} ms" if seconds < 10.0 else f"{seconds:g} s"
+    return f"{seconds * 1e3:g} ms" if seconds < 1.0 else f"{seconds:g} s"

@@ -116,7 +116,7 @@ def test_a_load_that_is_cancelled_has_tallied_what_it_gave_up() -> None:
 
 def measured(plan: RampPlan, seats: int, slo: BenchSlo) -> BenchRamp:
     async def at(rate: float) -> BenchFigures:
-        shape = WorkloadShape(rate=rate, duration=60.0, output=FixedLength(1), block=512)
+        shape = WorkloadShape(rate=rate, duration=30.0, output=FixedLength(1), block=512)
         wanted = generate(shape, Random(1)).requests
         tally = BenchTally()
         endpoint = SimulatedEndpoint(seats, first_s=0.5, gap_s=0.0)
@@ -126,7 +126,7 @@ def measured(plan: RampPlan, seats: int, slo: BenchSlo) -> BenchRamp:
     return run_virtual(RampSearch(plan, at).run())
 
 
-@pytest.mark.parametrize("start", [0.5, 3.0, 100.0])
+@pytest.mark.parametrize("start", [0.5, 3.0, 40.0])
 def test_a_ramp_finds_where_a_server_breaks(start: float) -> None:
     # Eight seats of half a second each serve 16 requests per second, a little less without a queue.
     found = measured(RampPlan(start=start, precision=0.05), 8, BenchSlo(ttft_s=1.0))

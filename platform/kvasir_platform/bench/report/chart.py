@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _WIDTH, _HEIGHT = 420, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 16, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 28, 16, 30
 _TICKS = 4
 
 
@@ -21,11 +21,12 @@ class ChartLine:
     points: Sequence[tuple[float, float]]
 
 
-def chart(title: str, lines: Sequence[ChartLine]) -> str:
-    """A figure with its lines over one pair of axes, both from zero."""
+def chart(title: str, lines: Sequence[ChartLine], top: float | None = None) -> str:
+    """A figure with its lines over one pair of axes, both from zero; `top` None: what the lines need."""
     points = [point for line in lines for point in line.points]
     right = _round_up(max((x for x, _ in points), default=1.0))
-    top = _round_up(max((y for _, y in points), default=1.0))
+    if top is None:
+        top = _round_up(max((y for _, y in points), default=1.0))
 
     def at(x: float, y: float) -> tuple[float, float]:
         return (

@@ -65,9 +65,9 @@ def _charts(result: BenchResult) -> Iterable[str]:
         for key, name, color, scale in (("ttft", "TTFT", "a", 1e3), ("e2e", "E2E", "b", 1e3))
     ]
     if any(each.points for each in curves):
-        yield chart("share of requests (%) by ms at most", curves)
+        yield chart("share of requests (%) by ms at most", curves, 100.0)
     if tpot := _distribution(result.samples.get("tpot", ()), 1e3):
-        yield chart("share of requests (%) by mean ITL, ms", [ChartLine("TPOT", "c", tpot)])
+        yield chart("share of requests (%) by mean ITL, ms", [ChartLine("TPOT", "c", tpot)], 100.0)
     course = result.course
     if len(course) > 1:
         yield chart(
