@@ -80,6 +80,21 @@ def decode_sample(streams: int, context: float, itl_s: float) -> StepSample:
     return StepSample("decoding", ((StepWork(streams=streams, context=context), 1.0),), 0.0, itl_s)
 
 
+def mixed_sample(
+    streams: int, context: float, prompt_tokens: int, prompts: float, itl_s: float
+) -> StepSample:
+    """Return the sample of streams beside prompts on one engine: the mean time between tokens, with `prompts`
+    prompts for each token of a stream, which share its step. More than one are as one longer step each."""
+    share = min(1.0, prompts)
+    both = StepWork((PromptChunk(prompt_tokens),), streams, context)
+    return StepSample(
+        "prompts beside streams",
+        ((both, share), (StepWork(streams=streams, context=context), 1.0 - share)),
+        0.0,
+        itl_s,
+    )
+
+
 def hand_over_sample(prompt_tokens: int, seconds: float) -> StepSample:
     """Return the sample of a request whose KV came from another engine: `seconds` from the end of its
     prefill to its first token, without the transfer."""

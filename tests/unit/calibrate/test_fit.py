@@ -22,6 +22,7 @@ from kvasir_platform.calibrate.samples import (
     burst_sample,
     decode_sample,
     hand_over_sample,
+    mixed_sample,
     prefill_sample,
 )
 
@@ -123,5 +124,7 @@ def test_samples_name_the_steps_that_ran() -> None:
     ]
     burst = burst_sample(65, 64, 1.0, budget=2048).steps
     assert [len(work.prompts) for work, _ in burst] == [1, 32, 32]
+    mixed = mixed_sample(4, 100, 512, 0.25, 1.0).steps
+    assert [(len(work.prompts), work.streams, share) for work, share in mixed] == [(1, 4, 0.25), (0, 4, 0.75)]
     ((last, _),) = hand_over_sample(500, 1.0).steps
     assert (last.prompts[0].tokens, last.prompts[0].context) == (1, 499)

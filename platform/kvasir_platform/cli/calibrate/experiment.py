@@ -20,6 +20,7 @@ from kvasir_platform.calibrate.samples import (
     burst_sample,
     decode_sample,
     hand_over_sample,
+    mixed_sample,
     prefill_sample,
 )
 from kvasir_platform.cli.calibrate.client import TimedStream, mean_itl_s
@@ -82,8 +83,7 @@ class Experiment:
             self._step(f"{prompts} prompts at once")
             self._burst(prompts)
         self._step("prompts beside streams")
-        if self._samples.apart:
-            self._beside()
+        self._beside()
         return self._samples
 
     def _prompts(self, length: int) -> None:
@@ -130,28 +130,34 @@ class Experiment:
             self._samples.prefill.append(burst_sample(prompts, length, seconds, budget=self._budget))
 
     def _beside(self) -> None:
-        """Measure how much longer steps of each engine are while the other computes."""
+        """Run streams and, one after the other, prompts at the same time. On one engine they share steps; of
+        engines apart, each may slow the other."""
         plan = self._plan
         tokens = 2 * plan.output_tokens
-        alone = mean_itl_s(self._together(plan.beside, plan.burst_tokens, tokens))
-        apart = [self._prefill_s(self._one(plan.beside_tokens)) for _ in range(plan.repeats)]
+        alone = [self._one(plan.beside_tokens) for _ in range(plan.repeats)]
+        alone_itl = mean_itl_s(self._together(plan.beside, plan.burst_tokens, tokens))
         with ThreadPoolExecutor(1) as threads:
             streams = threads.submit(self._together, plan.beside, plan.burst_tokens, tokens)
             during: list[TimedStream] = []
             while not streams.done():
                 during.append(self._one(plan.beside_tokens))
             decoded = streams.result()
-        beside = mean_itl_s(decoded)
-        window = _window(decoded)
-        if not alone or not beside:
+        begins, ends = _window(decoded)
+        inside = [each for each in during if begins <= each.began_s <= ends]
+        itl = mean_itl_s(decoded)
+        if not inside or not itl or not alone_itl:
             return
-        inside = [each for each in during if window[0] <= each.began_s <= window[1]]
-        if not inside:
+        if not self._samples.apart:
+            context = plan.burst_tokens + tokens / 2
+            number = len(inside) * itl / (ends - begins)
+            self._samples.decode.append(mixed_sample(plan.beside, context, plan.beside_tokens, number, itl))
             return
-        busy = sum(map(self._prefill_s, inside)) / (window[1] - window[0])
-        slower = statistics.median(map(self._prefill_s, inside)) / statistics.median(apart) - 1.0
-        self._samples.prefill_slowed.append(max(0.0, slower))
-        self._samples.decode_slowed.append(max(0.0, beside / alone - 1.0) / min(1.0, max(0.1, busy)))
+        busy = sum(map(self._prefill_s, inside)) / (ends - begins)
+        slower = statistics.median(map(self._prefill_s, inside)) / statistics.median(
+            map(self._prefill_s, alone)
+        )
+        self._samples.prefill_slowed.append(max(0.0, slower - 1.0))
+        self._samples.decode_slowed.append(max(0.0, itl / alone_itl - 1.0) / min(1.0, max(0.1, busy)))
 
     def _one(self, length: int) -> TimedStream:
         return self._client.timed(self._prompt(length), 1)
