@@ -75,6 +75,7 @@ def calibrate(
         plan,
         budget=prefill.sizes.max_num_batched_tokens,
         apart=apart,
+        workers=(_count(status["workers"], prefill.pool), _count(status["workers"], decode.pool)),
         rng=random.Random(),  # noqa: S311 - unique prompts, no secrets
         step=_display(plan.runs, output),
     )
@@ -188,6 +189,11 @@ def _plan(
         repeats=options.repeats,
         quick=options.quick,
     )
+
+
+def _count(workers: Sequence[Mapping[str, Any]], pool: str) -> int:
+    """Return how many workers of a pool serve."""
+    return sum(each.get("pool") == pool and each.get("state") == "ready" for each in workers)
 
 
 def _display(runs: int, output: CommandOutput) -> Callable[[str], None]:

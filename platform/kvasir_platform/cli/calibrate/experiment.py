@@ -25,6 +25,8 @@ from kvasir_platform.calibrate.samples import (
 )
 from kvasir_platform.cli.calibrate.client import TimedStream, mean_itl_s
 
+_MOST_THREADS = 512
+"""Requests at a time; loads of more are left out."""
 _DISTINCT = 512
 """Words in the text whose tokens prompts are made of."""
 
@@ -43,8 +45,9 @@ class LoadClient(Protocol):
 
 class Experiment:
     """Runs the loads of `plan` through `client`. `budget` is the most tokens of a step of the engine that
-    computes prompts; `apart`: another engine decodes. `step(text)` is told what is measured. Methods raise
-    UpstreamError."""
+    computes prompts; `apart`: another engine decodes. `workers` are how many compute prompts and how many
+    decode: loads of several requests are sent for each of them, in the expectation that the router spreads
+    them evenly. `step(text)` is told what is measured. Methods raise UpstreamError."""
 
     def __init__(
         self,
@@ -53,12 +56,14 @@ class Experiment:
         *,
         budget: int,
         apart: bool,
+        workers: tuple[int, int] = (1, 1),
         rng: random.Random,
         step: Callable[[str], None],
     ) -> None:
         self._client = client
         self._plan = plan
         self._budget = budget
+        self._prefillers, self._decoders = workers
         self._rng = rng
         self._step = step
         self._samples = CalibrationSamples(apart)
@@ -77,13 +82,18 @@ class Experiment:
             self._step(f"prompts of which {length:,} tokens are cached")
             self._cached(length)
         for streams, context in self._plan.streams:
+            if streams * self._decoders > _MOST_THREADS:
+                continue
             self._step(f"{streams} streams of {context:,} tokens")
             self._streams(streams, context)
         for prompts in self._plan.bursts:
+            if prompts * self._prefillers > _MOST_THREADS:
+                continue
             self._step(f"{prompts} prompts at once")
             self._burst(prompts)
         self._step("prompts beside streams")
-        self._beside()
+        if self._prefillers == self._decoders == 1:
+            self._beside()
         return self._samples
 
     def _prompts(self, length: int) -> None:
@@ -114,7 +124,7 @@ class Experiment:
             self._samples.transfers.append(TransferTimes(moved[0].moved_bytes, seconds))
 
     def _streams(self, streams: int, context: int) -> None:
-        itl = mean_itl_s(self._together(streams, context, self._plan.output_tokens))
+        itl = mean_itl_s(self._together(streams * self._decoders, context, self._plan.output_tokens))
         if itl:
             middle = context + self._plan.output_tokens / 2
             self._samples.decode.append(decode_sample(streams, middle, itl))
@@ -122,7 +132,7 @@ class Experiment:
     def _burst(self, prompts: int) -> None:
         length, last = self._plan.burst_tokens, []
         for _ in range(self._plan.repeats):
-            found = self._together(prompts, length, 1)
+            found = self._together(prompts * self._prefillers, length, 1)
             began = min(each.began_s for each in found)
             last.append(max(each.began_s + each.ttft_s for each in found) - began)
         if not self._samples.apart:
