@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def test_vllms_kernels_of_mxfp4_and_mamba_2_on_cpus_are_those_that_the_check_knows() -> None:
     pytest.importorskip("vllm")
-    from vllm.model_executor.kernels.linear import init_mxfp4_linear_kernel
+    from vllm.model_executor.kernels.linear import init_mxfp4_linear_kernel, init_nvfp4_linear_kernel
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsMxfp4
     from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
     from vllm.model_executor.models import registry
@@ -26,6 +26,8 @@ def test_vllms_kernels_of_mxfp4_and_mamba_2_on_cpus_are_those_that_the_check_kno
     assert CPUExpertsMxfp4._supports_current_device() == has_amx()
     with pytest.raises(ValueError, match="Failed to find a kernel that can implement the MXFP4 linear"):
         init_mxfp4_linear_kernel()
+    with pytest.raises(ValueError, match="Failed to find a kernel that can implement the NVFP4 linear"):
+        init_nvfp4_linear_kernel()
     scan = inspect.getsource(mamba_ssm._mamba_chunk_scan_combined_fwd_cpu)
     # Accepted as an argument, and not used.
     assert scan.count("return_intermediate_states") == 1

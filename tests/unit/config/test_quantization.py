@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from kvasir.config.checks.quantization import declared_method, quantization_problem
+from kvasir.config.load.loader import load
+from kvasir.config.load.support import unsupported_features
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,13 @@ def test_any_other_is_refused_with_what_the_checkpoint_is(wanted: str, declared:
     assert why in problem[0]
     assert wanted in problem[0]
     assert "set none" in problem[1]
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp8", "nvfp4_per_token"])
+def test_a_method_without_a_kernel_on_cpus_is_refused_there_with_others_to_use(method: str) -> None:
+    deployment = load(None, [f"model.quantization={method}"])
+    found = [each for each in unsupported_features(deployment, platform="cpu") if "kernel" in each]
+    assert found
+    assert all(each.endswith("set fp8_per_channel or int8") for each in found)
+    on_gpu = unsupported_features(deployment, platform="cuda")
+    assert not [each for each in on_gpu if "kernel" in each]

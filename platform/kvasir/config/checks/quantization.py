@@ -26,7 +26,7 @@ AT_LOAD = (
 )  # fmt: skip
 """Methods that quantize a checkpoint that is not quantized while it is loaded."""
 
-WITHOUT_CPU_KERNEL = ("fp8", "fp8_per_tensor", "mxfp8")
+WITHOUT_CPU_KERNEL = ("fp8", "fp8_per_tensor", "mxfp8", "nvfp4_per_token")
 """Methods that vLLM's CPU build accepts and cannot run."""
 
 _MARLIN = ("moe_wna16", "humming")
