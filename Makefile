@@ -28,7 +28,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -152,6 +152,9 @@ bench-policies: install-dev ## play a trace (TRACE=…) through every routing po
 bench-eviction: install-dev ## play a trace (TRACE=…) through every eviction policy of the tiers (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-eviction TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.eviction $(TRACE) $(ARGS)
+
+bench-sim: install-dev ## measure the simulator's speed, exact replays, and policies beside a bound (minutes)
+	@$(BIN)/python -m load_tests.scenarios.simulator $(ARGS)
 
 bench-autoscale: install-dev ## size a fleet for a day of traffic shaped like a trace (TRACE=…), in virtual time (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-autoscale TRACE=mooncake_conversation.jsonl" >&2; exit 2; }

@@ -44,6 +44,43 @@ def test_the_page_of_a_run_plays_queues_batches_kv_and_transfers(
     assert len(file.read_bytes()) < 400_000
 
 
+def test_the_showcase_is_one_page_with_the_findings_of_seven_experiments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "showcase.html"
+    found = figures(capsys, "showcase", "--html", str(file))
+    experiments = {each["name"]: each for each in found["experiments"]}
+    assert list(experiments) == [
+        "static",
+        "continuous",
+        "caching",
+        "speculation",
+        "gpus",
+        "breaking",
+        "sizes",
+    ]
+    page = open_page(file, "sim-showcase", tmp_path, height=4600)
+    sound(page)
+    for each in experiments.values():
+        assert each["finding"] in page.text
+    assert page.html.count("<svg") >= 9
+    ttft = experiments["static"]["figures"]["ttft_p99_s"]
+    assert ttft["static, 4"] > ttft["static, 64"] > 10 * ttft["continuous"]
+    goodput = experiments["continuous"]["figures"]["goodput"]
+    assert goodput["continuous"] > 2 * goodput["dynamic"]
+    cached = experiments["caching"]["figures"]["ttft_p50_s"]
+    assert cached["on the GPU"] < 0.5 * cached["no cache"]
+    tpot = experiments["gpus"]["figures"]["tpot_s"]
+    assert tpot["1"] > tpot["2"] > tpot["4"] > tpot["8"] > tpot["1"] / 8
+    assert (
+        experiments["speculation"]["figures"]["tpot_s"]["best"]
+        < 0.6 * (experiments["speculation"]["figures"]["tpot_s"]["plain"])
+    )
+    assert experiments["breaking"]["figures"]["holds"] > 4
+    sizes = experiments["sizes"]["figures"]["tpot_s"]
+    assert sizes["7B INT8"] < sizes["7B"] < sizes["70B"]
+
+
 def test_a_page_that_fails_or_asks_another_host_is_noticed(tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text('<p>text</p><img src="http://elsewhere.example/x.png"><script>missing();</script>')

@@ -13,6 +13,7 @@ whose steps take what the performance model computes. Nothing is started, and no
 
   kvasir sim             one run: percentiles, goodput, utilization, hit rate, cost
   kvasir sim compare     rank routing policies by goodput, beside what perfect routing could reach
+  kvasir sim showcase    seven experiments on one page, such as static batching against continuous batching
 
 MODEL is a folder, a Hugging Face id, or a known shape such as llama-3.1-8b, llama-3.1-70b, qwen3-30b-a3b,
 gpt-oss-120b or deepseek-v3. A workload is a preset with parameters (synthetic, chat, rag, agents, embeddings,
@@ -26,9 +27,10 @@ examples:
   kvasir sim --model llama-3.1-70b --tp 4 --workload chat:rate=10 --faults crash@30:0
   kvasir sim --workers 1 --autoscale 1:8 --workload burst:rate=10
   kvasir sim -f kvasir.yaml --gpu L40S --workload traffic.jsonl:speed=2
-  kvasir sim compare --policies cost,round_robin,dynamo --workload rag:rate=20"""
+  kvasir sim compare --policies cost,round_robin,dynamo --workload rag:rate=20
+  kvasir sim showcase --html showcase.html"""
 
-ACTIONS = ("run", "compare")
+ACTIONS = ("run", "compare", "showcase")
 POLICIES = "cost,round_robin,least_loaded,power_of_two,prefix,dynamo,llm_d,sglang"
 
 
@@ -43,7 +45,7 @@ class SloText:
 def add_sim_options(sim: argparse.ArgumentParser) -> None:
     """Add them."""
     sim.add_argument(
-        "action", nargs="?", choices=ACTIONS, default="run", metavar="ACTION", help="run or compare"
+        "action", nargs="?", choices=ACTIONS, default="run", metavar="ACTION", help="run, compare or showcase"
     )
     _add_fleet(sim.add_argument_group("the fleet"))
     _add_engine(sim.add_argument_group("engines"))

@@ -31,7 +31,11 @@ _BAR = 30
 
 
 def sim(args: argparse.Namespace, output: CommandOutput) -> int:
-    """Simulate or compare. Raises ConfigError for options that contradict each other or the model."""
+    """Simulate, compare or show. Raises ConfigError for options that contradict each other or the model."""
+    if args.action == "showcase":
+        from kvasir_platform.cli.showcase.command import showcase
+
+        return showcase(args, output)
     request = read_request(args)
     output.text(request.about)
     if args.action == "compare":

@@ -21,7 +21,8 @@ th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(
 th:first-child, td:first-child { text-align: left; } th { background: var(--card); font-weight: 600; }
 svg text { fill: var(--ink); font: 11px system-ui, sans-serif; } svg .soft { fill: var(--soft); }
 svg .grid { stroke: var(--line); } .charts { display: flex; flex-wrap: wrap; gap: 1rem; }
-.charts figure { margin: 0; flex: 1 1 24rem; } figcaption { font-size: .87rem; font-weight: 600; }
+.charts figure { margin: 0; flex: 1 1 24rem; max-width: 38rem; } a { color: var(--c1); }
+figcaption { font-size: .87rem; font-weight: 600; }
 .player { display: flex; flex-wrap: wrap; gap: .6rem; align-items: center; position: sticky; top: 0;
   background: var(--page); padding: .5rem 0; z-index: 2; border-bottom: 1px solid var(--line); }
 .player input[type=range] { flex: 1 1 14rem; accent-color: var(--c1); }

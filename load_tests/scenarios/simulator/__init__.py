@@ -1,0 +1,1 @@
+"""The bench of `kvasir sim`."""

@@ -1,0 +1,1 @@
+"""`kvasir sim showcase`: seven experiments on one page."""
