@@ -145,6 +145,12 @@ async def test_the_key_goes_with_every_request() -> None:
                 await connected.models()
 
 
+async def test_a_long_list_of_models_is_read_whole() -> None:
+    names = tuple(f"model-{number:05}-{'x' * 200}" for number in range(2_000))
+    async with serving_openai(OpenAiScript(models=names)) as url, connections(url) as connected:
+        assert len(await connected.models()) == 2_000
+
+
 async def probed(script: OpenAiScript, api: Any = "chat", context: int | None = 4096) -> Any:
     async with serving_openai(script) as url, connections(url) as connected:
         return await probe_server(connected, BenchModel("scripted", context), Dialect(api), {}, salt=7)

@@ -64,7 +64,7 @@ class HttpConnections:
         try:
             timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT_S)
             async with self._session.get(f"{self._target.url}/v1/models", timeout=timeout) as answer:
-                body = await answer.content.read(_BODY_LIMIT)
+                body = await _body(answer)
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UpstreamError(f"{self._target.url} does not answer: {_said(error)}") from error
@@ -89,11 +89,11 @@ class HttpConnections:
             ) as answer:
                 if answer.status != 200:
                     result.error = f"http_{answer.status}"
-                    result.detail = message_in(await answer.content.read(_BODY_LIMIT))
+                    result.detail = message_in(await _body(answer))
                 elif streams:
                     await self._stream(answer, result)
                 else:
-                    read_whole(await answer.read(), result)
+                    read_whole(await _body(answer), result)
         except BrokenAnswerError as error:
             result.error, result.detail = error.kind, error.detail
         except TimeoutError:
@@ -130,6 +130,15 @@ class HttpEndpoint:
         """As the port says."""
         body = self._dialect.body(self._model, call, self._more)
         return await self._connections.post(self._dialect.path, body, streams=bool(body.get("stream")))
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    """The whole body, up to a limit; what is more does not parse."""
+    parts, length = [], 0
+    while length < _BODY_LIMIT and (data := await answer.content.readany()):
+        parts.append(data)
+        length += len(data)
+    return b"".join(parts)
 
 
 def _said(error: BaseException) -> str:

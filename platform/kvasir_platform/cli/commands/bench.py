@@ -56,8 +56,8 @@ def bench(args: argparse.Namespace, output: CommandOutput, now: datetime) -> int
     130 if the load was interrupted. Raises ConfigError, and UpstreamError from the server."""
     if args.files:
         raise ConfigError(f"{args.files[0]}: one URL is enough; two files follow the word compare")
-    if args.ramp and args.concurrency:
-        raise ConfigError("--ramp raises the rate of an open loop; leave --concurrency out")
+    if args.ramp and (args.concurrency or args.rate):
+        raise ConfigError("--ramp sets the rate of an open loop; leave --concurrency and --rate out")
     source = _source(args)
     workload = None if args.ramp else _workload(source, args, args.rate)
     options = BenchOptions(
@@ -126,7 +126,8 @@ async def _measured(
 ) -> BenchResult:
     clock = MonotonicClock()
     bar = LoadBar(output)
-    async with HttpConnections(_target(args), args.max_running, args.timeout, clock.now) as connections:
+    most = max(args.max_running, args.concurrency or 0)
+    async with HttpConnections(_target(args), most, args.timeout, clock.now) as connections:
         rng = random.SystemRandom()
         server = await prepared(connections, options, bar.say, rng)
         run = BenchRun(connections, server, options, clock=clock, say=bar.say, rng=rng)
@@ -140,7 +141,11 @@ async def _measured(
             await asyncio.wait([measuring], timeout=_TICK_S)
             bar.tick(run.progress, clock.now())
         bar.clear()
-        return await measuring
+        try:
+            return await measuring
+        except asyncio.CancelledError:
+            # Interrupted before there was anything to report.
+            raise KeyboardInterrupt from None
 
 
 def _plan(args: argparse.Namespace) -> RampPlan:
@@ -161,15 +166,16 @@ def _interrupt(measuring: asyncio.Future[BenchResult]) -> None:
 
 def _source(args: argparse.Namespace) -> GeneratedSource | FileSource:
     source = parse_workload(args.workload)
-    changed = {"duration": args.duration, "requests": args.requests}
-    if isinstance(source, FileSource):
-        values = {"duration_s": args.duration, "requests": args.requests}
-        return replace(source, **{name: value for name, value in values.items() if value is not None})
-    changed["rate"] = args.rate
+    if isinstance(source, GeneratedSource):
+        return _changed(source, args, duration=args.duration, requests=args.requests, rate=args.rate)
+    values = {"duration_s": args.duration, "requests": args.requests}
+    return replace(source, **{name: value for name, value in values.items() if value is not None})
+
+
+def _changed(source: GeneratedSource, args: argparse.Namespace, **values: float | None) -> GeneratedSource:
+    """The source with what is given in place of its own."""
     try:
-        shape = reshaped(
-            source.shape, **{name: value for name, value in changed.items() if value is not None}
-        )
+        shape = reshaped(source.shape, **{key: value for key, value in values.items() if value is not None})
     except ValueError as error:
         raise ConfigError(f"workload {args.workload}: {error}") from error
     return replace(source, shape=shape)
@@ -185,8 +191,7 @@ def _workload(source: GeneratedSource | FileSource, args: argparse.Namespace, ra
 def _step(source: GeneratedSource | FileSource, args: argparse.Namespace, rate: float) -> Workload:
     """The workload of one rate of a ramp."""
     if isinstance(source, GeneratedSource):
-        shape = reshaped(source.shape, rate=rate, duration=args.ramp_step)
-        return _workload(replace(source, shape=shape), args, None)
+        return _workload(_changed(source, args, rate=rate, duration=args.ramp_step), args, None)
     loaded = _workload(source, args, rate)
     return loaded.first(sum(each.arrival_s < args.ramp_step for each in loaded.requests) or 1)
 
