@@ -61,7 +61,7 @@ class Decided(NamedTuple):
 class DecisionEntry:
     """One decision. The rows of its tables are places in `targets`. For the same places, `about` has the pool
     and the KV state, `facts` a row for each of _FACTS, `rates` a row for each of _RATES, and `tiers` a column
-    for each of _TIERS. `regret` and `better`, the places that would have cost less, are set at the end."""
+    for each of _TIERS. `regret` and `better`, the places that would have cost less, are set by judging."""
 
     __slots__ = (
         "about",
@@ -70,6 +70,7 @@ class DecisionEntry:
         "choices",
         "decided",
         "facts",
+        "judged",
         "omitted",
         "output_tokens",
         "plan",
@@ -101,6 +102,7 @@ class DecisionEntry:
         self.decided = decided
         self.attempt = attempt
         self.summary: RequestSummary | None = None
+        self.judged = False
         self.regret: Regret | None = None
         self.better: tuple[str, ...] = ()
         tables = plan.tables or _unscored(candidates, plan)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from kvasir.ports.router import DecisionRecord, RegretView, RequestSummary
 from kvasir.ports.routing import Candidates, Plan, RequestView
 from kvasir_router.fleet.decision_entry import About, Decided, DecisionEntry, record_of
-from kvasir_router.fleet.judgement import RegretTotals, judge, places_of
+from kvasir_router.fleet.judgement import JudgementBudget, RegretTotals, kept_regret
 
 __all__ = ["About", "Decided", "DecisionLog"]
 
@@ -37,6 +37,7 @@ class DecisionLog:
         self._live: dict[str, DecisionEntry] = {}
         self._ended: OrderedDict[str, DecisionEntry] = OrderedDict()
         self._totals = RegretTotals()
+        self._budget = JudgementBudget()
         self.stopwatch = stopwatch
 
     def __len__(self) -> int:
@@ -67,10 +68,8 @@ class DecisionLog:
         if entry is None:
             return None
         entry.summary = summary
-        entry.regret = judge(entry, summary)
-        if entry.regret is not None:
-            self._totals.add(entry.regret)
-            entry.better = places_of(entry, entry.regret) if entry.regret.seconds else ()
+        if self._budget.take(summary.finished_s) and (found := kept_regret(entry)) is not None:
+            self._totals.add(found)
         self._ended.pop(summary.request_id, None)
         self._ended[summary.request_id] = entry
         if len(self._ended) > self._capacity:
@@ -78,10 +77,13 @@ class DecisionLog:
         return entry
 
     def regret(self) -> RegretView:
-        """Return the regret of all decisions so far."""
+        """Return the regret of the decisions that were judged as their requests ended."""
         return self._totals.view()
 
     def explain(self, request_id: str) -> DecisionRecord | None:
         """Return the record of a request in flight or recently ended; None for another."""
         entry = self._live.get(request_id) or self._ended.get(request_id)
-        return None if entry is None else record_of(request_id, self._policy, entry)
+        if entry is None:
+            return None
+        kept_regret(entry)
+        return record_of(request_id, self._policy, entry)

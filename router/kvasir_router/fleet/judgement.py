@@ -2,7 +2,9 @@
 kvasir_router.decide.regret.
 
 A decision is judged if its request ended well with the placement of its first start: after a retry, a
-failover or another decode worker, the measurements are of more than one placement.
+failover or another decode worker, the measurements are of more than one placement. Judging takes about as
+long as deciding. So a busy router judges a part of its decisions for the sum, and any other when somebody
+asks for its record.
 """
 
 from __future__ import annotations
@@ -20,6 +22,29 @@ from kvasir_router.decide.regret import (
     regret,
 )
 from kvasir_router.fleet.decision_entry import DecisionEntry
+
+JUDGED_PER_S = 50.0
+"""Decisions that a router judges for each model in a second, without being asked."""
+
+
+class JudgementBudget:
+    """Allows JUDGED_PER_S decisions a second, and those of one second at once."""
+
+    __slots__ = ("_left", "_now")
+
+    def __init__(self) -> None:
+        self._left = JUDGED_PER_S
+        self._now = 0.0
+
+    def take(self, now: float) -> bool:
+        """Return whether a decision that ended at `now` seconds may be judged."""
+        earned = max(0.0, now - self._now) * JUDGED_PER_S
+        self._left = min(JUDGED_PER_S, self._left + earned)
+        self._now = max(self._now, now)
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
 
 
 class RegretTotals:
@@ -41,6 +66,17 @@ class RegretTotals:
     def view(self) -> RegretView:
         """Return the sums."""
         return RegretView(self._judged, self._regretted, dict(zip(CAUSES, self._causes, strict=True)))
+
+
+def kept_regret(entry: DecisionEntry) -> Regret | None:
+    """Return the regret of a decision whose request has ended, judged at the first call and kept in the
+    entry; None if it cannot be judged."""
+    if entry.summary is not None and not entry.judged:
+        entry.judged = True
+        entry.regret = judge(entry, entry.summary)
+        if entry.regret is not None and entry.regret.seconds:
+            entry.better = places_of(entry, entry.regret)
+    return entry.regret
 
 
 def judge(entry: DecisionEntry, summary: RequestSummary) -> Regret | None:

@@ -15,6 +15,7 @@ from kvasir.ports.routing import TermTable
 from kvasir.telemetry.reasons import OK, REASONS
 from kvasir_router.decide.regret import CAUSES
 from kvasir_router.fleet.decision_entry import DecisionEntry, chosen_target, table_costs
+from kvasir_router.fleet.judgement import kept_regret
 from kvasir_router.recordings.salting import Salt
 
 PLACES = 3
@@ -135,7 +136,7 @@ def _outcome(summary: RequestSummary) -> dict[str, Any]:
 
 
 def _decision(entry: DecisionEntry, policy: str) -> dict[str, Any]:
-    plan, regret = entry.plan, entry.regret
+    plan, regret = entry.plan, kept_regret(entry)
     return {
         "policy": policy,
         "mode": plan.mode,

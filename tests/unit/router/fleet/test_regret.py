@@ -17,7 +17,8 @@ from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostPolicy, CostWeights, Disaggregation, make_policy
 from kvasir_router.decide.regret import CAUSES, Regret
 from kvasir_router.fleet.decision_entry import Decided, DecisionEntry
-from kvasir_router.fleet.judgement import RegretTotals, judge, places_of
+from kvasir_router.fleet.decision_log import DecisionLog
+from kvasir_router.fleet.judgement import JUDGED_PER_S, JudgementBudget, RegretTotals, judge, places_of
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 MakeCandidates = Callable[..., Candidates]
@@ -325,3 +326,31 @@ def test_totals_are_sums_by_cause() -> None:
     view = totals.view()
     assert (view.judged, view.regretted, view.seconds) == (4, 2, 30.0)
     assert view.causes == {cause: 2.0 * number for number, cause in enumerate(CAUSES)}
+
+
+def test_a_busy_router_judges_a_bounded_number_of_decisions_a_second() -> None:
+    budget = JudgementBudget()
+    for second in (0, 1, 2):
+        taken = sum(budget.take(1000.0 + second + each / 1000) for each in range(1000))
+        assert taken <= 2 * JUDGED_PER_S
+        assert second == 0 or taken == pytest.approx(JUDGED_PER_S, abs=1)
+    assert sum(budget.take(1003.0 + each / 10) for each in range(100)) == 100
+
+
+def test_a_decision_beyond_the_budget_is_judged_when_its_record_is_asked_for(
+    make_candidates: MakeCandidates,
+) -> None:
+    log = DecisionLog(1000, policy="cost", stopwatch=lambda: 0.0, on_decision=lambda _: None)
+    at, candidates = Decided(arrival_s=0.0, now_s=1.0, took_s=0.0), make_candidates(place("a"), place("b"))
+    for number in range(100):
+        view = replace(request(), request_id=str(number))
+        plan = CostPolicy(NEVER, Random(0), STRICT).decide(view, candidates, 0.0)
+        assert plan is not None
+        log.decided(view, candidates, plan, at, lambda _: ("pool", "exact"))
+        entry = decided(view, candidates, plan)
+        log.ended(as_predicted(entry, request_id=str(number)))
+    assert log.regret().judged == JUDGED_PER_S
+    last = log.explain("99")
+    assert last is not None
+    assert last.regret_s == 0.0
+    assert log.regret().judged == JUDGED_PER_S
