@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvasir.performance.step import PromptChunk, StepTime, StepWork
+from kvasir.performance.coefficients import NOMINAL
+from kvasir.performance.step import PromptChunk, StepWork
 from kvasir_platform.capacity.analysis.memory import smallest
 from kvasir_platform.capacity.engines import EngineOption, HardwareChoice, engine_option
 from kvasir_platform.capacity.search import PlanRequest
@@ -53,37 +54,34 @@ def _options(request: PlanRequest, hardware: HardwareChoice) -> Iterator[EngineO
 
 
 def _rows(option: EngineOption, request: PlanRequest) -> Iterator[BatchRow]:
-    traffic, engine = request.traffic, option.engine
+    traffic = request.traffic
     tokens = max(1, min(round(traffic.computed), option.shape.max_num_batched_tokens))
-    chunk = StepWork((PromptChunk(tokens, round(traffic.cached)),))
-    operations = engine.work.linear_flops(tokens, 1) + engine.work.prompt_flops(tokens, traffic.cached)
-    yield _row(option, 0, tokens, operations, engine.step(chunk))
+    yield _row(option, 0, tokens, StepWork((PromptChunk(tokens, round(traffic.cached)),)))
     if traffic.embeds:
         return
     seats = option.seats(traffic.context)
     for batch in _BATCHES:
         if batch > seats:
             return
-        operations = engine.work.linear_flops(batch, batch) + batch * engine.work.attention_flops(
-            1, traffic.context
-        )
-        yield _row(option, batch, batch, operations, engine.decode(batch, traffic.context))
+        yield _row(option, batch, batch, StepWork(streams=batch, context=traffic.context))
 
 
-def _row(option: EngineOption, batch: int, tokens: int, operations: float, step: StepTime) -> BatchRow:
-    engine, ranks = option.engine, option.shape.tensor * option.shape.data
-    bandwidth = ranks * engine.device.bytes_per_s
-    moved = step.memory_s * bandwidth * engine.coefficients.bandwidth
+def _row(option: EngineOption, batch: int, tokens: int, work: StepWork) -> BatchRow:
+    engine = option.engine
+    step = engine.step(work)
+    # What arithmetic and memory alone would take at nominal rates.
+    nominal = replace(engine, coefficients=NOMINAL).step(work)
     rate = tokens / step.seconds
     price = option.hardware.device.dollars_per_hour
+    ridge = engine.device.ridge(engine.compute_dtype)
     return BatchRow(
         option=option,
         batch=batch,
         seconds=step.seconds,
         tokens_per_s=rate,
         limit=step.limit.value,
-        intensity=operations / moved if moved else 0.0,
-        of_peak=operations / step.seconds / (ranks * engine.device.peak(engine.compute_dtype)),
-        of_bandwidth=moved / step.seconds / bandwidth,
+        intensity=ridge * nominal.compute_s / nominal.memory_s if nominal.memory_s else 0.0,
+        of_peak=nominal.compute_s / step.seconds,
+        of_bandwidth=nominal.memory_s / step.seconds,
         dollars=None if price is None else option.dollars_per_hour / 3600 / rate * 1e6,
     )
