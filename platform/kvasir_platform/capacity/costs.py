@@ -38,8 +38,10 @@ class CostDay:
 
     @property
     def saving(self) -> float:
-        """The part of the cost that autoscaling saves."""
-        return 1.0 - self.scaled_dollars / self.fixed_dollars if self.fixed_dollars else 0.0
+        """The part of the cost that autoscaling saves, of replica-hours where there is no price."""
+        if self.fixed_dollars:
+            return 1.0 - self.scaled_dollars / self.fixed_dollars
+        return 1.0 - self.scaled_hours / self.fixed_hours if self.fixed_hours else 0.0
 
 
 def day_of(sizes: Sequence[tuple[int, ...]], prices: Sequence[float]) -> CostDay:

@@ -107,12 +107,9 @@ def cpu_choice(cores: int | None = None) -> HardwareChoice:
 
 
 def measured_cpu(count: int | None, assumed: AssumedCoefficients) -> HardwareChoice:
-    """Return engines on CPUs as a profile measured them, whose coefficients refer to reference rates."""
-    device = replace(
-        reference_device(CPU),
-        memory_bytes=_MEASURED_MEMORY,
-        dollars_per_hour=CPU_CORE.dollars_per_hour,
-    )
+    """Return engines on CPUs as a profile measured them, whose coefficients refer to reference rates. A
+    profile does not say on how many cores, so that they have no price."""
+    device = replace(reference_device(CPU), memory_bytes=_MEASURED_MEMORY)
     return HardwareChoice(device, None, count, assumed, divisible=False)
 
 

@@ -94,4 +94,6 @@ def test_a_profile_of_a_cpu_counts_its_engines(tmp_path: Path) -> None:
     path = str(profile(tmp_path, "AMD EPYC"))
     found = data("kvasir-tiny", "--gpus", "CPU:4", "--prompt-tokens", "100", *SLO, "--profile", path)
     assert "CPU engine" in found["plans"][0]["title"]
+    assert found["plans"][0]["dollars_per_hour"] is None
+    assert not any("$" in each["reason"] for each in found["optimisations"])
     assert found["coefficients"] == ["CPU profile of 2026-11-25"]

@@ -133,15 +133,16 @@ def _compared(
     other = search(replace(request, hardware=kinds)).best
     if other is None:
         return None
-    before, after = plan.mean_dollars_per_hour, other.mean_dollars_per_hour
-    if not before:
-        before, after = float(_devices(plan)), float(_devices(other))
-        return 1 - after / before, f"{after:.0f} devices in place of {before:.0f}"
-    return 1 - after / before, f"${after:,.2f}/h in place of ${before:,.2f}/h"
+    return 1 - _cost(other) / _cost(plan), f"{_cost_text(other)} in place of {_cost_text(plan)}"
 
 
-def _devices(plan: CapacityPlan) -> int:
-    return sum(pool.devices for pool in plan.pools)
+def _cost(plan: CapacityPlan) -> float:
+    """Dollars for an hour, or devices where there is no price."""
+    return plan.mean_dollars_per_hour if plan.priced else float(sum(pool.devices for pool in plan.pools))
+
+
+def _cost_text(plan: CapacityPlan) -> str:
+    return f"${_cost(plan):,.2f}/h" if plan.priced else f"{_cost(plan):.0f} devices"
 
 
 def _weights_precision(result: SearchResult, plan: CapacityPlan) -> Optimisation:
@@ -222,12 +223,12 @@ def _disaggregation(result: SearchResult) -> Optimisation:
             name, together is None and apart is not None, f"no plan with both {missing}", field
         )
     ratio = f"{apart.pools[0].replicas}:{apart.pools[1].replicas}"
-    saved = 1 - apart.mean_dollars_per_hour / (together.mean_dollars_per_hour or 1.0)
+    saved = 1 - _cost(apart) / _cost(together)
     return Optimisation(
         name,
         saved > _WORTH,
-        f"${apart.mean_dollars_per_hour:,.2f}/h with P:D {ratio} against "
-        f"${together.mean_dollars_per_hour:,.2f}/h; the KV of a prompt moves in {_moved(apart) * 1e3:.0f} ms",
+        f"{_cost_text(apart)} with P:D {ratio} against {_cost_text(together)}; "
+        f"the KV of a prompt moves in {_moved(apart) * 1e3:.0f} ms",
         field,
     )
 
@@ -243,12 +244,12 @@ def _two_kinds(result: SearchResult) -> Optimisation:
     equal = next((plan for plan in result.plans if len(set(plan.hardware)) == 1), None)
     if mixed is None or equal is None:
         return Optimisation(name, False, "no such plan is among the cheapest", field)
-    saved = 1 - mixed.mean_dollars_per_hour / (equal.mean_dollars_per_hour or 1.0)
+    saved = 1 - _cost(mixed) / _cost(equal)
     return Optimisation(
         name,
         saved > _WORTH,
         f"prefill on {mixed.hardware[0]} and decode on {mixed.hardware[1]}: "
-        f"${mixed.mean_dollars_per_hour:,.2f}/h against ${equal.mean_dollars_per_hour:,.2f}/h",
+        f"{_cost_text(mixed)} against {_cost_text(equal)}",
         field,
     )
 
