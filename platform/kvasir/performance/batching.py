@@ -166,16 +166,23 @@ class _Play:
         cached = min(each.cached_tokens, each.prompt_tokens - 1)
         tokens = each.output_tokens if self._apart is None else 1
         job = _Job(number, cached, each.prompt_tokens - cached, tokens)
-        self._at(now + self._first_engine.model.coefficients.request_s, self._first_engine, job)
+        self._at(now + self._request_s(self._first_engine), self._first_engine, job)
 
     def _begin(self, engine: _VirtualEngine, now: float) -> None:
         seconds = engine.begin()
         if seconds is None:
             return
+        self._at(now + seconds * self._slower(engine), engine, None)
+
+    def _request_s(self, engine: _VirtualEngine) -> float:
+        """Return how long a request takes to its engine, whose front shares the device too."""
+        return engine.model.coefficients.request_s * self._slower(engine)
+
+    def _slower(self, engine: _VirtualEngine) -> float:
+        """Return how many times longer `engine` takes for what begins while the other computes."""
         other = self._last_engine if engine is self._first_engine else self._first_engine
-        if self._apart is not None and self._apart.together and other.stepping:
-            seconds *= 1.0 + engine.model.coefficients.shared
-        self._at(now + seconds, engine, None)
+        shares = self._apart is not None and self._apart.together and other.stepping
+        return 1.0 + engine.model.coefficients.shared if shares else 1.0
 
     def _end(self, engine: _VirtualEngine, now: float) -> None:
         first, ended = engine.end()
@@ -195,7 +202,7 @@ class _Play:
         each, decode = self._requests[job.number], self._last_engine.model
         moved = apart.fixed_s + decode.context_bytes(each.prompt_tokens) * apart.byte_s
         there = _Job(job.number, each.prompt_tokens - 1, 1, each.output_tokens)
-        self._at(now + moved + decode.coefficients.request_s, self._last_engine, there)
+        self._at(now + moved + self._request_s(self._last_engine), self._last_engine, there)
 
     def _at(self, when: float, engine: _VirtualEngine, job: _Job | None) -> None:
         heapq.heappush(self._events, (when, next(self._order), engine, job))

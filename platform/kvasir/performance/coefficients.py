@@ -11,7 +11,8 @@ class Coefficients:
     layers, `attention` of the peak in the attention of prompts, `bandwidth` of the memory, `link` of links
     between devices. Seconds: `step_s` for each step, `stream_s` for each stream in a step and `prompt_s` for
     each prompt, `request_s` for each request before its first step, `collective_s` for each exchange between
-    devices. While another engine computes on the same device, a step is longer by the fraction `shared`.
+    devices. While another engine computes on the same device, a step and what precedes a request's first one
+    are longer by the fraction `shared`.
 
     The defaults hold for GPUs without measurements. Large prefills reach about half of the peak (Pope et al.,
     Efficiently Scaling Transformer Inference, 2022, report 0.4 to 0.76), decode steps 0.6 to 0.8 of the
