@@ -48,6 +48,7 @@ _USERS = (3, 10)
 """Requests at a time of the closed loads."""
 _SATURATING_USERS = 24
 _REQUESTS = 80
+_KV_BYTES = 128 << 20
 _TARGET = 15.0
 _FIGURES = ("TTFT", "ITL", "throughput")
 _TIMEOUT_S = 120.0
@@ -94,6 +95,9 @@ def _compared(model: str, mode: str, rng: random.Random) -> list[Compared]:
     # Nothing is refused for its SLO: a prediction has no such rule.
     sets += ["slo.default.ttft_s=600", "slo.default.itl_s=60"]
     sets += ["disaggregation=never"] if mode == "aggregated" else []
+    # No request waits for a block of KV, and none is preempted.
+    pools = ("serve",) if mode == "aggregated" else ("prefill", "decode")
+    sets += [f"pools.{pool}.engine.kv_cache_bytes={_KV_BYTES}" for pool in pools]
     with tempfile.TemporaryDirectory(prefix="kvt-") as folder, running(sets, Path(folder)) as address:
         site, file = Site(address), Path(folder) / "profile.json"
         output = CommandOutput(json=False)
