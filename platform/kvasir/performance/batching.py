@@ -135,19 +135,21 @@ class _Play:
         self._apart = engines if isinstance(engines, EnginesApart) else None
         self._first_engine = _VirtualEngine(engines.prefill if isinstance(engines, EnginesApart) else engines)
         self._last_engine = self._first_engine if self._apart is None else _VirtualEngine(self._apart.decode)
-        self._events: list[tuple[float, int, _VirtualEngine, _Job | None]] = []
+        self._events: list[tuple[float, int, _VirtualEngine, _Job | int | None]] = []
         self._order = itertools.count()
         self._began = [each.at_s for each in requests]
         self._first = [0.0] * len(requests)
         self._last = [0.0] * len(requests)
         self._next = users or len(requests)
         for number in range(min(self._next, len(requests))):
-            self._arrive(number, requests[number].at_s)
+            self._at(requests[number].at_s, self._first_engine, number)
 
     def run(self) -> list[VirtualOutcome]:
         while self._events:
             now, _, engine, job = heapq.heappop(self._events)
-            if job is None:
+            if isinstance(job, int):
+                self._arrive(job, now)
+            elif job is None:
                 self._end(engine, now)
             else:
                 engine.add(job)
@@ -175,14 +177,22 @@ class _Play:
         self._at(now + seconds * self._slower(engine), engine, None)
 
     def _request_s(self, engine: _VirtualEngine) -> float:
-        """Return how long a request takes to its engine, whose front shares the device too."""
-        return engine.model.coefficients.request_s * self._slower(engine)
+        """Return how long a request that arrives takes to its engine."""
+        reached = engine.model.coefficients
+        busy = engine.stepping or (self._together and self._other(engine).stepping)
+        return (reached.busy_request_s or reached.request_s) if busy else reached.request_s
 
     def _slower(self, engine: _VirtualEngine) -> float:
-        """Return how many times longer `engine` takes for what begins while the other computes."""
-        other = self._last_engine if engine is self._first_engine else self._first_engine
-        shares = self._apart is not None and self._apart.together and other.stepping
+        """Return how many times longer a step takes that begins while the other engine computes."""
+        shares = self._together and self._other(engine).stepping
         return 1.0 + engine.model.coefficients.shared if shares else 1.0
+
+    def _other(self, engine: _VirtualEngine) -> _VirtualEngine:
+        return self._last_engine if engine is self._first_engine else self._first_engine
+
+    @property
+    def _together(self) -> bool:
+        return self._apart is not None and self._apart.together
 
     def _end(self, engine: _VirtualEngine, now: float) -> None:
         first, ended = engine.end()
@@ -204,7 +214,8 @@ class _Play:
         there = _Job(job.number, each.prompt_tokens - 1, 1, each.output_tokens)
         self._at(now + moved + self._request_s(self._last_engine), self._last_engine, there)
 
-    def _at(self, when: float, engine: _VirtualEngine, job: _Job | None) -> None:
+    def _at(self, when: float, engine: _VirtualEngine, job: _Job | int | None) -> None:
+        """Let a job be with its engine, the request of that number arrive, or (None) a step end."""
         heapq.heappush(self._events, (when, next(self._order), engine, job))
 
 

@@ -10,9 +10,9 @@ class Coefficients:
     """How an engine on its hardware differs from nominal rates. Fractions: `arithmetic` of the peak in linear
     layers, `attention` of the peak in the attention of prompts, `bandwidth` of the memory, `link` of links
     between devices. Seconds: `step_s` for each step, `stream_s` for each stream in a step and `prompt_s` for
-    each prompt, `request_s` for each request before its first step, `collective_s` for each exchange between
-    devices. While another engine computes on the same device, a step and what precedes a request's first one
-    are longer by the fraction `shared`.
+    each prompt, `request_s` for each request before its first step, or `busy_request_s` if that is not 0 and
+    the processors that prepare it compute a step as well, `collective_s` for each exchange between devices.
+    While another engine computes on the same device, a step is longer by the fraction `shared`.
 
     The defaults hold for GPUs without measurements. Large prefills reach about half of the peak (Pope et al.,
     Efficiently Scaling Transformer Inference, 2022, report 0.4 to 0.76), decode steps 0.6 to 0.8 of the
@@ -27,6 +27,7 @@ class Coefficients:
     stream_s: float = 2e-5
     prompt_s: float = 2e-5
     request_s: float = 0.005
+    busy_request_s: float = 0.0
     collective_s: float = 1e-5
     shared: float = 0.0
     source: str = "data sheet"

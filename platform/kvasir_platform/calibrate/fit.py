@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from kvasir.performance.coefficients import DATA_SHEET, NOMINAL, Coefficients
 from kvasir.performance.profile import ProfileResidual
-from kvasir.performance.step import EngineModel, StepWorkTimes
-from kvasir_platform.calibrate.samples import StepSample, TransferTimes
+from kvasir.performance.step import EngineModel, StepWork, StepWorkTimes
+from kvasir_platform.calibrate.samples import BusySample, StepSample, TransferTimes
 
 _FRACTIONS = ("arithmetic", "attention", "bandwidth")
 """Fitted by their inverse: seconds for each second at the nominal rate."""
@@ -63,6 +63,22 @@ def fit_engine(
     }
     values |= {name: float(each) for name, each in zip(_SECONDS, best[len(_FRACTIONS) :], strict=True)}
     return EngineFit(replace(prior, **values, source="fit"), _residuals(rows, best))
+
+
+def busy_request_s(engine: EngineModel, samples: Sequence[BusySample], *, waits: bool) -> float:
+    """Return what a request takes before its first step while steps run, by an engine with fitted
+    coefficients: what its time leaves beside its own step and, if it `waits` for one, half of the step that
+    runs when it comes. Not less than on an idle engine; 0 without samples."""
+    if not samples:
+        return 0.0
+    left = []
+    for each in samples:
+        streams = each.streams if waits else 0
+        own = engine.step(StepWork((each.chunk,), streams, each.context)).seconds
+        wait = engine.decode(streams, each.context).seconds / 2 if streams else 0.0
+        slower = 1.0 if waits else 1.0 + engine.coefficients.shared
+        left.append(each.seconds - own * slower - wait)
+    return max(engine.coefficients.request_s, float(np.median(left)))
 
 
 def fit_line(transfers: Sequence[TransferTimes]) -> tuple[float, float]:

@@ -27,6 +27,17 @@ class TransferTimes:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class BusySample:
+    """A request that came while `streams` streams of `context` tokens ran: `seconds` to its first token, or
+    with engines apart of its part on one of them, and the chunk of its prompt that this part computes."""
+
+    chunk: PromptChunk
+    streams: int
+    context: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class CalibrationSamples:
     """The samples of one deployment. `prefill` are of the engine that computes prompts and `decode` of the
@@ -37,6 +48,8 @@ class CalibrationSamples:
     prefill: list[StepSample] = field(default_factory=list)
     decode: list[StepSample] = field(default_factory=list)
     transfers: list[TransferTimes] = field(default_factory=list)
+    prefill_busy: list[BusySample] = field(default_factory=list)
+    decode_busy: list[BusySample] = field(default_factory=list)
     prefill_slowed: list[float] = field(default_factory=list)
     decode_slowed: list[float] = field(default_factory=list)
 

@@ -15,8 +15,9 @@ from kvasir.performance.device import device_of, reference_device
 from kvasir.performance.step import EngineModel, PromptChunk, StepWork
 from kvasir.performance.work import dense_work, model_work
 from kvasir.sizing.shape import EngineShape
-from kvasir_platform.calibrate.fit import fit_engine, fit_line, non_negative
+from kvasir_platform.calibrate.fit import busy_request_s, fit_engine, fit_line, non_negative
 from kvasir_platform.calibrate.samples import (
+    BusySample,
     StepSample,
     TransferTimes,
     burst_sample,
@@ -128,3 +129,18 @@ def test_samples_name_the_steps_that_ran() -> None:
     assert [(len(work.prompts), work.streams, share) for work, share in mixed] == [(1, 4, 0.25), (0, 4, 0.75)]
     ((last, _),) = hand_over_sample(500, 1.0).steps
     assert (last.prompts[0].tokens, last.prompts[0].context) == (1, 499)
+
+
+def test_what_precedes_a_step_beside_others_is_what_their_steps_leave() -> None:
+    engine = replace(_ENGINE, coefficients=_TRUE)
+    chunk = PromptChunk(64)
+    steps = engine.step(StepWork((chunk,), 4, 500)).seconds + engine.decode(4, 500).seconds / 2
+    assert busy_request_s(engine, [BusySample(chunk, 4, 500, steps + 0.03)], waits=True) == pytest.approx(
+        0.03
+    )
+    assert busy_request_s(engine, [BusySample(chunk, 4, 500, steps)], waits=True) == _TRUE.request_s
+    alone = engine.step(StepWork((chunk,))).seconds
+    assert busy_request_s(engine, [BusySample(chunk, 4, 500, alone + 0.03)], waits=False) == pytest.approx(
+        0.03
+    )
+    assert busy_request_s(engine, [], waits=True) == 0.0

@@ -75,3 +75,11 @@ def test_engines_on_one_device_slow_each_other() -> None:
     apart = EnginesApart(_ENGINE, _ENGINE, 0.003, 1e-9)
     together = replace(apart, together=True)
     assert play(load, together)[0].itl_s > play(load, apart)[0].itl_s
+
+
+def test_what_precedes_a_step_takes_longer_beside_another_step() -> None:
+    slow = replace(_ENGINE, coefficients=replace(_ENGINE.coefficients, busy_request_s=0.05))
+    load = [VirtualRequest(0.0, 32, 50), VirtualRequest(0.1, 32, 2)]
+    alone, beside = play(load, slow)
+    assert alone.ttft_s == pytest.approx(_ENGINE.prefill_s(32))
+    assert beside.ttft_s > play(load, _ENGINE)[1].ttft_s + 0.03

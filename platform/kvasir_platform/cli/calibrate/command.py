@@ -21,8 +21,8 @@ from kvasir.performance.engines import EngineSizes, engine_of_sizes
 from kvasir.performance.profile import FORMAT, CalibratedProfile, EngineProfile, encode_profile
 from kvasir.performance.step import EngineModel
 from kvasir_platform.calibrate.design import CalibrationDesign, design
-from kvasir_platform.calibrate.fit import EngineFit, fit_engine, fit_line
-from kvasir_platform.calibrate.samples import CalibrationSamples
+from kvasir_platform.calibrate.fit import EngineFit, busy_request_s, fit_engine, fit_line
+from kvasir_platform.calibrate.samples import BusySample, CalibrationSamples
 from kvasir_platform.cli.calibrate.client import CalibrationClient
 from kvasir_platform.cli.calibrate.experiment import Experiment
 from kvasir_platform.cli.common.gateway_client import status_of
@@ -150,18 +150,25 @@ def profile_of(
     """Return the profile that `samples` give. One pool that does both is fitted to all of them."""
     if not samples.apart:
         fitted = fit_engine(prefill.engine, [*samples.prefill, *samples.decode])
-        engines: tuple[EngineProfile, ...] = (_engine_profile(prefill, fitted, ()),)
+        engines = [
+            _engine_profile(prefill, fitted, (), samples.prefill_busy, True),
+        ]
     else:
-        engines = (
-            _engine_profile(prefill, fit_engine(prefill.engine, samples.prefill), samples.prefill_slowed),
-            _engine_profile(decode, fit_engine(decode.engine, samples.decode), samples.decode_slowed),
-        )
+        first, last = fit_engine(prefill.engine, samples.prefill), fit_engine(decode.engine, samples.decode)
+        engines = [
+            _engine_profile(prefill, first, samples.prefill_slowed, samples.prefill_busy, False),
+            _engine_profile(decode, last, samples.decode_slowed, samples.decode_busy, True),
+        ]
     fixed_s, byte_s = fit_line(samples.transfers)
-    return CalibratedProfile(FORMAT, model, measured, versions, engines, fixed_s, byte_s)
+    return CalibratedProfile(FORMAT, model, measured, versions, tuple(engines), fixed_s, byte_s)
 
 
-def _engine_profile(pool: MeasuredPool, fitted: EngineFit, slowed: Sequence[float]) -> EngineProfile:
+def _engine_profile(
+    pool: MeasuredPool, fitted: EngineFit, slowed: Sequence[float], busy: Sequence[BusySample], waits: bool
+) -> EngineProfile:
     found = replace(fitted.coefficients, shared=sum(slowed) / len(slowed) if slowed else 0.0)
+    measured = replace(pool.engine, coefficients=found)
+    found = replace(found, busy_request_s=busy_request_s(measured, busy, waits=waits))
     return EngineProfile(
         pool=pool.pool,
         role=pool.role,

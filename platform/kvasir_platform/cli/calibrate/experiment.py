@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from kvasir.performance.step import PromptChunk
 from kvasir_platform.calibrate.design import CalibrationDesign
 from kvasir_platform.calibrate.samples import (
+    BusySample,
     CalibrationSamples,
     TransferTimes,
     burst_sample,
@@ -114,9 +116,7 @@ class Experiment:
     def _hand_overs(self, length: int, found: Sequence[TimedStream]) -> None:
         if not self._samples.apart:
             return
-        waits = [
-            each.ttft_s - each.server.get("prefill", 0.0) - each.server.get("transfer", 0.0) for each in found
-        ]
+        waits = [_hand_over_s(each) for each in found]
         self._samples.decode.append(hand_over_sample(length, max(1e-6, statistics.median(waits))))
         moved = [each for each in found if each.moved_bytes]
         if moved:
@@ -149,10 +149,13 @@ class Experiment:
         with ThreadPoolExecutor(1) as threads:
             streams = threads.submit(self._together, plan.beside, plan.burst_tokens, tokens)
             during: list[TimedStream] = []
+            short: list[TimedStream] = []
             while not streams.done():
                 during.append(self._one(plan.beside_tokens))
+                short.append(self._one(plan.burst_tokens))
             decoded = streams.result()
         begins, ends = _window(decoded)
+        self._busy([each for each in short if begins <= each.began_s <= ends], plan.burst_tokens + tokens / 2)
         inside = [each for each in during if begins <= each.began_s <= ends]
         itl = mean_itl_s(decoded)
         if not inside or not itl or not alone_itl:
@@ -169,6 +172,15 @@ class Experiment:
         self._samples.prefill_slowed.append(max(0.0, slower - 1.0))
         self._samples.decode_slowed.append(max(0.0, itl / alone_itl - 1.0) / min(1.0, max(0.1, busy)))
 
+    def _busy(self, found: Sequence[TimedStream], context: float) -> None:
+        """Keep the times of short prompts that came while streams ran."""
+        length, streams = self._plan.burst_tokens, self._plan.beside
+        whole, last = PromptChunk(length), PromptChunk(1, length - 1)
+        for each in found:
+            self._samples.prefill_busy.append(BusySample(whole, streams, context, self._prefill_s(each)))
+            if self._samples.apart:
+                self._samples.decode_busy.append(BusySample(last, streams, context, _hand_over_s(each)))
+
     def _one(self, length: int) -> TimedStream:
         return self._client.timed(self._prompt(length), 1)
 
@@ -182,6 +194,11 @@ class Experiment:
 
     def _prompt(self, length: int) -> list[int]:
         return [self._rng.choice(self._tokens) for _ in range(length)]
+
+
+def _hand_over_s(found: TimedStream) -> float:
+    """Return the seconds from the end of the prefill to the first token, without the transfer."""
+    return found.ttft_s - found.server.get("prefill", 0.0) - found.server.get("transfer", 0.0)
 
 
 def _window(found: Sequence[TimedStream]) -> tuple[float, float]:
