@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
+
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -32,7 +35,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("lone surrogate", TEXT, b'{"model":"kvasir-tiny","prompt":"\\ud800"}', 400, "invalid_json", None),
     ("trailing text", CHAT, b"{} x", 400, "missing_parameter", "model"),
     ("an array", CHAT, [], 400, "invalid_type", None),
-    ("deep nesting", CHAT, b'{"model":"m","prediction":{"x":' + b"[" * 100_000, 400, "invalid_json", None),
+    ("deep nesting", CHAT, b"[" * 100_000, 400, "body_too_complex", None),
     ("no model", CHAT, {"messages": USER}, 400, "missing_parameter", "model"),
     ("no messages", CHAT, {"model": "kvasir-tiny"}, 400, "missing_parameter", "messages"),
     ("no prompt", TEXT, {"model": "kvasir-tiny"}, 400, "missing_parameter", "prompt"),
@@ -174,3 +177,29 @@ async def test_a_fault_of_ours_is_answered_without_its_inside(edge: Any) -> None
     assert json.loads(reply.body)["error"]["code"] == "internal_error"
     assert b"secret" not in reply.body
     assert (await edge.get("/health/live")).status == 200
+
+
+async def test_a_conversation_of_many_messages_is_rendered_in_a_thread(
+    edge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    render = ChatTemplate.render
+
+    def noted(*arguments: Any, **options: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return render(*arguments, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", noted)
+    few, many = ([{"role": "user", "content": f"{i}"} for i in range(count)] for count in (2, 600))
+    for number, messages in enumerate((few, many), 1):
+        body = json.dumps({"model": "kvasir-tiny", "messages": messages, "max_tokens": 1}).encode()
+        asked = asyncio.create_task(edge.post("/v1/chat/completions", body))
+        stream = await edge.router.submitted(number)
+        stream.finish()
+        assert (await asked).status == 200
+        reply = await edge.post("/tokenize", json.dumps({"messages": messages}).encode())
+        assert json.loads(reply.body)["count"] == len(stream.request.tokens)
+    assert [name.startswith("tokenize") for name in threads] == [False, False, True, True]
+    bad = json.dumps({"model": "kvasir-tiny", "messages": many, "chat_template": "{{"}).encode()
+    reply = await edge.post("/v1/chat/completions", bad)
+    assert (reply.status, json.loads(reply.body)["error"]["param"]) == (400, "chat_template")

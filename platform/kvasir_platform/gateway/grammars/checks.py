@@ -26,7 +26,7 @@ from kvasir_platform.gateway.grammars.regex_syntax import MAX_NESTING, parse_reg
 from kvasir_platform.gateway.grammars.rules import judge_rules
 from kvasir_platform.gateway.grammars.shapes import NO_TEXT, shape_of
 
-MAX_PARTS = 1 << 13
+MAX_PARTS = 1 << 12
 """Maximum number of parts of all patterns and grammars of one request, counted each time they are read."""
 _VALUES = frozenset({"const", "enum", "default", "examples"})
 _ANY_TEXT = RepeatNode(CharSet(ALL), 0, None)

@@ -17,6 +17,8 @@ MAX_CONTAINERS = 1 << 15
 """Maximum number of arrays and objects in a body, and in the JSON texts inside of it together."""
 MAX_VALUES = 1 << 19
 """Maximum number of elements of arrays and members of objects in a body."""
+MAX_STRINGS = 1 << 17
+"""Maximum number of strings in a body, keys of objects included: each takes more time than a number."""
 _EXACT_BYTES = 1 << 19
 """A larger body is counted exactly from here on: to begin later would take too long at once."""
 _SLICE = 2 << 10
@@ -25,10 +27,11 @@ _DROPPED = bytes(set(range(256)) - set(b'[{",'))
 
 
 class JsonSize:
-    """The size of one JSON text, which arrives in pieces. `containers` and `values` are upper bounds; where
+    """The size of one JSON text, which arrives in pieces. `containers`, `values` and `quotes`
+    are upper bounds; where
     they exceed the limits they are exact, for valid JSON."""
 
-    __slots__ = ("_bytes", "_exact", "_in_string", "_kept", "containers", "values")
+    __slots__ = ("_bytes", "_exact", "_in_string", "_kept", "containers", "quotes", "values")
 
     def __init__(self) -> None:
         self._exact = False
@@ -37,6 +40,7 @@ class JsonSize:
         self._bytes = 0
         self.containers = 0
         self.values = 0
+        self.quotes = 0
 
     def add(self, piece: bytes, pieces: Iterable[bytes | bytearray]) -> None:
         """Count `piece`; `pieces` are all so far, including this one. Raise RequestError beyond a limit."""
@@ -46,16 +50,18 @@ class JsonSize:
         else:
             self.containers += piece.count(b"[") + piece.count(b"{")
             self.values += piece.count(b",")
+            self.quotes += piece.count(b'"')
             if self._over or self._bytes > _EXACT_BYTES:
                 self._exact = True
-                self.containers = self.values = 0
+                self.containers = self.values = self.quotes = 0
                 for each in pieces:
                     self._scan(each)
         self._check()
 
     @property
     def _over(self) -> bool:
-        return self.containers > MAX_CONTAINERS or self.values > MAX_VALUES
+        over = self.containers > MAX_CONTAINERS or self.values > MAX_VALUES
+        return over or self.quotes > 2 * MAX_STRINGS
 
     def _scan(self, piece: bytes | bytearray) -> None:
         for at in range(0, len(piece), _SLICE):
@@ -72,9 +78,11 @@ class JsonSize:
         if odd:
             part = part[:-1]
         part = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _DROPPED)
+        quotes = part.count(b'"')
+        self.quotes += quotes
         if self._in_string:
             part = b'"' + part
-        self._in_string = part.count(b'"') % 2 == 1
+        self._in_string ^= quotes % 2 == 1
         outside = _STRING.sub(b"", part).partition(b'"')[0]
         self.containers += outside.count(b"[") + outside.count(b"{")
         self.values += outside.count(b",")
@@ -84,17 +92,20 @@ class JsonSize:
             raise _too_complex(f"more than {MAX_CONTAINERS} arrays and objects")
         if self.values > MAX_VALUES:
             raise _too_complex(f"more than {MAX_VALUES} values")
+        if self.quotes > 2 * MAX_STRINGS:
+            raise _too_complex(f"more than {MAX_STRINGS} strings")
 
 
 class JsonTexts:
     """The JSON texts inside of a body's strings, such as the arguments of tool calls, which are decoded
     too."""
 
-    __slots__ = ("_containers", "_values")
+    __slots__ = ("_containers", "_quotes", "_values")
 
     def __init__(self) -> None:
         self._containers = 0
         self._values = 0
+        self._quotes = 0
 
     def add(self, text: str) -> None:
         """Count one text. Raise RequestError if the texts together exceed the limits of a body."""
@@ -102,9 +113,11 @@ class JsonTexts:
         size = JsonSize()
         size.add(data, (data,))
         self._containers += size.containers
+        self._quotes += size.quotes
         self._values += size.values
-        if self._containers > MAX_CONTAINERS or self._values > MAX_VALUES:
-            raise _too_complex(f"JSON texts with more than {MAX_CONTAINERS} arrays and objects")
+        too_many = self._containers > MAX_CONTAINERS or self._values > MAX_VALUES
+        if too_many or self._quotes > 2 * MAX_STRINGS:
+            raise _too_complex("JSON texts with too many arrays, objects or values in all")
 
 
 def _too_complex(what: str) -> RequestError:

@@ -233,7 +233,7 @@ def prompts_of(
     """Return the texts or token ids of a `prompt` or `input`. Raise RequestError for more than `limit`."""
     if isinstance(prompt, str):
         return (prompt,)
-    kinds = {type(item) for item in prompt}
+    kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise RequestError(f"{param} mixes text and token ids.", code="invalid_type", param=param)
     if int in kinds:

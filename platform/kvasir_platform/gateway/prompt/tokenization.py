@@ -226,7 +226,7 @@ class TokenizerPool:
         if encoding.work_us <= _INLINE_US:
             receiver.encoded(encoding.finish())
         else:
-            self._later(encoding.finish, receiver.encoded, receiver.failed)
+            self.later(encoding.finish, receiver.encoded, receiver.failed)
 
     def decode(self, ids: Sequence[int], receiver: DecodingReceiver) -> None:
         """Pass the text of `ids`, including special tokens, to `receiver`, as `encode` does. Raise
@@ -234,14 +234,16 @@ class TokenizerPool:
         if len(ids) * _DECODE_US <= _INLINE_US:
             receiver.decoded(self.tokenizer.decode(ids))
         else:
-            self._later(lambda: self.tokenizer.decode(ids), receiver.decoded, receiver.failed)
+            self.later(lambda: self.tokenizer.decode(ids), receiver.decoded, receiver.failed)
 
-    def _later(
+    def later(
         self,
         work: Callable[[], _T],
         done: Callable[[_T], None],
         failed: Callable[[BaseException], None],
     ) -> None:
+        """Run `work` in a thread, and call one of the two on this event loop. Raise CapacityError if too many
+        are queued."""
         if self._pending >= _MAX_PENDING:
             raise CapacityError("Too many long prompts wait to be tokenized.", code="tokenizer_busy")
         self._pending += 1

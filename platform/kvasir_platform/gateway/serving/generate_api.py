@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.requests import Request
@@ -14,12 +16,17 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import Call, chat_call, completion_call, fit_context, truncated
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
-from kvasir_platform.gateway.openai.schema.texts import CompletionBody
+from kvasir_platform.gateway.openai.schema.texts import CompletionBody, TokenizeBody
 from kvasir_platform.gateway.serving.answering import answer_of
 from kvasir_platform.gateway.serving.context import GatewayContext, brownout_line
 from kvasir_platform.gateway.serving.generation import Generation
 from kvasir_platform.gateway.serving.routed_call import RoutedApi, RoutedCall, RoutedRun
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
+
+_MAX_INLINE_MESSAGES = 512
+_MAX_INLINE_BYTES = 64 << 10
+"""Longer conversations are rendered in a thread: each message takes some microseconds, and so does each call
+in one."""
 
 
 class GenerateApi(RoutedApi):
@@ -62,20 +69,15 @@ class GenerateCall(RoutedCall):
         self._requests: list[Request] = []
 
     def start(self) -> None:
-        """Choose the model, and tokenize the prompts. May raise KvasirError."""
+        """Choose the model, render the prompts, of a long conversation in a thread, and tokenize them. May
+        raise KvasirError."""
         brownout = self._context.router.brownout(self._asked.model.name)
         self.exchange.lines += brownout_line(brownout)
-        fallback = self._fallback(brownout.fallback_model)
-        if fallback is not None:
-            try:
-                call = replace(self._call_for(fallback.model), model=fallback.model.name)
-            except RequestError:
-                # Its context or its capabilities may be less than those of the model that was asked for.
-                fallback = None
-            else:
-                self._answer_with(fallback, call)
-        if fallback is None:
-            self._answer_with(self._asked, self._call_for(self._asked.model))
+        render = partial(self._rendered, self._fallback(brownout.fallback_model))
+        if renders_in_thread(self._body, len(self.exchange.request.body)):
+            self._asked.model.tokenizers.later(render, self._rendered_later, self.failed)
+        else:
+            self._answer_with(*render())
 
     def submit(self, encoded: Sequence[array[int]]) -> None:
         """See ServedCall. If the prompts do not fit the fallback, the requested model serves them."""
@@ -144,6 +146,23 @@ class GenerateCall(RoutedCall):
             )
         return completion_call(body, tokenizer.vocabulary, model.capabilities, model.defaults)
 
+    def _rendered(self, fallback: Served | None) -> tuple[Served, Call]:
+        """Return the model that answers, and the call to it. May raise KvasirError. Changes nothing, so that
+        any thread may run it."""
+        if fallback is not None:
+            # Its context or its capabilities may be less than those of the model that was asked for.
+            with contextlib.suppress(RequestError):
+                return fallback, replace(self._call_for(fallback.model), model=fallback.model.name)
+        return self._asked, self._call_for(self._asked.model)
+
+    def _rendered_later(self, rendered: tuple[Served, Call]) -> None:
+        try:
+            if not self._client_left():
+                self._answer_with(*rendered)
+        # As in `encoded`: whatever a step raises is the call's answer.
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+
     def _answer_with(self, served: Served, call: Call) -> None:
         self._served, self._call = served, call
         self._tokenize(call.prompts, add_special_tokens=call.add_special_tokens)
@@ -177,6 +196,13 @@ class GenerateCall(RoutedCall):
                 )
             )
         return made
+
+
+def renders_in_thread(body: ChatBody | CompletionBody | TokenizeBody, size: int) -> bool:
+    """Return whether a body of `size` bytes is rendered in a thread rather than on the event loop."""
+    if isinstance(body, CompletionBody) or body.messages is None:
+        return False
+    return len(body.messages) > _MAX_INLINE_MESSAGES or size > _MAX_INLINE_BYTES
 
 
 def stopping() -> CapacityError:

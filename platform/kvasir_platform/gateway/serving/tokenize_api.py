@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -12,8 +13,10 @@ from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Text, Tokens
 from kvasir_platform.gateway.openai.schema.decode import decode_detokenize, decode_tokenize
+from kvasir_platform.gateway.openai.schema.texts import TokenizeBody
 from kvasir_platform.gateway.openai.side_calls import TokenizeCall, detokenize_ids, tokenize_call
 from kvasir_platform.gateway.serving.context import GatewayContext
+from kvasir_platform.gateway.serving.generate_api import renders_in_thread
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
@@ -27,8 +30,7 @@ class TextApi:
         """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
         body = decode_tokenize(exchange.request.body)
         model = self._model(caller, exchange, body.model)
-        call = tokenize_call(body, model.name, model.tokenizer.template, model.capabilities)
-        caller.admit(0, TokenizeTextCall(self._context, caller, exchange, model, call=call))
+        caller.admit(0, TokenizeTextCall(self._context, caller, exchange, model, body=body))
 
     def detokenize(self, caller: Caller, exchange: Exchange) -> None:
         """POST /detokenize: the text of ids, special tokens and all."""
@@ -81,7 +83,7 @@ class _TextCall(ABC):
 class TokenizeTextCall(_TextCall):
     """One call to /tokenize."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_body", "_call")
 
     def __init__(
         self,
@@ -90,10 +92,11 @@ class TokenizeTextCall(_TextCall):
         exchange: Exchange,
         model: EdgeModel,
         *,
-        call: TokenizeCall,
+        body: TokenizeBody,
     ) -> None:
         super().__init__(context, caller, exchange, model)
-        self._call = call
+        self._body = body
+        self._call: TokenizeCall
 
     def encoded(self, ids: list[array[int]]) -> None:
         """Respond with the token ids."""
@@ -102,8 +105,24 @@ class TokenizeTextCall(_TextCall):
         self._respond(Tokens(len(tokens), model.context, tokens.tolist(), strings))
 
     def _work(self) -> None:
+        model = self._model
+        render = partial(tokenize_call, self._body, model.name, model.tokenizer.template, model.capabilities)
+        if renders_in_thread(self._body, len(self._exchange.request.body)):
+            model.tokenizers.later(render, self._rendered_later, self.failed)
+        else:
+            self._rendered(render())
+
+    def _rendered_later(self, call: TokenizeCall) -> None:
+        try:
+            self._rendered(call)
+        # As in `admitted`: an exception is the response of this call.
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+
+    def _rendered(self, call: TokenizeCall) -> None:
+        self._call = call
         self._model.tokenizers.encode(
-            [self._call.text],
+            [call.text],
             self,
             add_special_tokens=self._call.add_special_tokens,
             salt=self._caller.salt(""),

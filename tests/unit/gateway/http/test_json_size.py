@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from kvasir.core.errors import RequestError
 from kvasir_platform.gateway.http.body import Body
-from kvasir_platform.gateway.http.json_size import MAX_CONTAINERS, MAX_VALUES, JsonSize, JsonTexts
+from kvasir_platform.gateway.http.json_size import (
+    MAX_CONTAINERS,
+    MAX_STRINGS,
+    MAX_VALUES,
+    JsonSize,
+    JsonTexts,
+)
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a[{",\\\n]}ö'),
@@ -60,7 +66,7 @@ def test_brackets_and_commas_in_a_prompt_are_no_values() -> None:
         b"{}," * (MAX_CONTAINERS + 1),
         b'{"a":{"b":[]}},' * (MAX_CONTAINERS // 3 + 1),
         b"0," * (MAX_VALUES + 1),
-        b'"a",' * (MAX_VALUES + 1),
+        b'"a",' * (MAX_STRINGS + 1),
     ],
     ids=["arrays", "objects", "nested", "numbers", "strings"],
 )

@@ -187,8 +187,8 @@ def test_an_answer_may_be_sent_back_as_it_came() -> None:
 
 
 def test_arguments_of_earlier_calls_are_counted_before_they_are_decoded() -> None:
-    function = {"name": "f", "arguments": '{"a":[' + "[]," * 20_000 + "[]]}"}
-    earlier = [{"id": str(i), "type": "function", "function": function} for i in range(2)]
+    function = {"name": "f", "arguments": '{"a":[' + "[]," * 12_000 + "[]]}"}
+    earlier = [{"id": str(i), "type": "function", "function": function} for i in range(3)]
     call(messages=[{"role": "assistant", "tool_calls": earlier[:1]}])
     with pytest.raises(RequestError) as refused:
         call(messages=[{"role": "assistant", "tool_calls": earlier}])

@@ -38,6 +38,8 @@ MAX_OPTIONS = 1024
 MAX_TEMPLATE = 128 << 10
 MAX_DEPTH = 64
 """Nesting of JSON in a schema, a tool's parameters or template variables; vLLM's own limit."""
+MAX_ITEMS = 1 << 14
+"""Values in a schema, a tool's parameters, a call's arguments or template variables."""
 MAX_TAG_DEPTH = MAX_DEPTH + 16
 """A structural tag contains schemas."""
 MAX_KWARGS = 32
@@ -66,12 +68,16 @@ NotServed = Any
 
 
 def check_depth(value: object, param: str, levels: int = MAX_DEPTH) -> None:
-    """Raise RequestError if `value` nests objects and arrays deeper than `levels`."""
-    level = containers_in(value) if isinstance(value, dict | list) else []
+    """Raise RequestError if `value` nests objects and arrays deeper than `levels`, or has too many values."""
+    level: list[dict[Any, Any] | list[Any]] = [value] if isinstance(value, dict | list) else []
+    items = 0
     for _ in range(levels):
+        items += sum(map(len, level))
+        if items > MAX_ITEMS:
+            raise bad(f"{param} has more than {MAX_ITEMS} values.", param)
+        level = [child for node in level for child in containers_in(node)]
         if not level:
             return
-        level = [child for node in level for child in containers_in(node)]
     raise bad(f"{param} nests deeper than {levels} levels.", param)
 
 
