@@ -96,10 +96,12 @@ class ConnectionOutput(asyncio.Protocol, ABC):
     def eof_received(self) -> bool:
         """The client has sent all it will: keep the connection for the answer that is due, if any. A client
         that has left altogether looks the same until something is written to it, and answers that by a
-        reset, which the write after it reports. So an interim response is written, twice. Over TLS, and in
-        HTTP/1.0, which has no interim responses, the client counts as gone."""
+        reset, which the write after it reports. So an interim response is written, twice. Where none can be
+        written (a stream that has begun, HTTP/1.0, TLS), the client counts as gone."""
         exchange = self._exchange
-        if exchange is None or not exchange.request.chunked or not self._transport.can_write_eof():
+        if exchange is None or exchange.streaming:
+            return False
+        if not exchange.request.chunked or not self._transport.can_write_eof():
             return False
         self._half_closed = True
         self._probe()

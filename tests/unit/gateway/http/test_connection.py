@@ -255,16 +255,24 @@ def test_a_client_that_sends_no_more_gets_the_answers_that_are_due() -> None:
     assert server.transport.gone
 
 
-def test_nothing_is_put_into_a_stream_whose_client_sends_no_more() -> None:
-    server = Server(at_once=False)
-    server.feed(post(b"{}"))
-    server.taken[0].begin(b"a")
-    begun = server.sent
-    server.ends()
-    server.later(1.1)
-    assert server.sent == begun
-    server.taken[0].end(b"b")
-    assert server.transport.gone
+def test_a_stream_that_begins_after_its_client_sends_no_more_is_sent_and_one_that_has_begun_ends() -> None:
+    after, before = Server(at_once=False), Server(at_once=False)
+    gone: list[str] = []
+    for server in (after, before):
+        server.feed(post(b"{}"))
+    before.taken[0].on_gone = gone.append
+    before.taken[0].begin(b"a")
+    for server in (after, before):
+        server.ends()
+    assert before.transport.gone
+    assert gone == ["client_closed"]
+    after.taken[0].begin(b"a")
+    begun = after.sent
+    after.later(1.1)
+    assert after.sent == begun
+    after.taken[0].end(b"b")
+    assert after.sent.endswith(b"0\r\n\r\n")
+    assert after.transport.gone
 
 
 def test_a_client_that_ends_without_a_request_or_in_http_1_0_has_left() -> None:
