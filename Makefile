@@ -28,7 +28,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -129,6 +129,9 @@ bench-edge-link: install-dev ## measure the overhead of an edge process over a s
 
 bench-tokenizing: install-dev ## measure tokenization of prompts, with a full-size vocabulary
 	@$(BIN)/python -m load_tests.scenarios.tokenizing
+
+bench-bounds: install-dev ## measure the costliest bodies, and masks of patterns that are accepted and refused
+	@$(BIN)/python -m load_tests.scenarios.gateway.bounds
 
 bench-gateway: install-dev ## measure the whole gateway path, compared with proxies and other routers (minutes)
 	@$(BIN)/python -m load_tests.scenarios.gateway $(ARGS)

@@ -29,11 +29,11 @@ from kvasir_platform.gateway.grammars.nodes import (
     char,
 )
 
-MAX_WAYS = 64
+MAX_WAYS = 56
 """Maximum number of ways that may be open at the same time."""
 MAX_COUNTED = 4096
 """Maximum number of states of nested counted repeats: the product of their counts."""
-ENDLESS = 16
+ENDLESS = 12
 """What a repeat without end counts inside of an ambiguous repeat."""
 MANY = 1 << 30
 _MAX_COMPARED = 16
