@@ -97,3 +97,15 @@ def test_a_profile_of_a_cpu_counts_its_engines(tmp_path: Path) -> None:
     assert found["plans"][0]["dollars_per_hour"] is None
     assert not any("$" in each["reason"] for each in found["optimisations"])
     assert found["coefficients"] == ["CPU profile of 2026-11-25"]
+
+
+def test_a_simulation_takes_the_times_of_the_profile(tmp_path: Path) -> None:
+    path = str(profile(tmp_path, "NVIDIA H100 80GB HBM3"))
+    times = []
+    for more in ((), ("--profile", path)):
+        with redirect_stdout(StringIO()) as out:
+            assert main(["sim", "--workload", "chat:rate=1,duration=10", "--json", *more]) == 0
+        times.append(json.loads(out.getvalue()))
+    usual, slow = times
+    assert slow["tpot_s"]["p50"] > 3 * usual["tpot_s"]["p50"]
+    assert "profile of 2026-11-25" in slow["about"]

@@ -58,6 +58,7 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", metavar="MODEL", help="what is served (llama-3.1-8b)")
     group.add_argument("--gpu", default="H100", metavar="NAME", help="a GPU of the catalogue (H100)")
     group.add_argument("--catalogue", type=Path, metavar="FILE", help="GPUs and prices of your own (YAML)")
+    group.add_argument("--profile", type=Path, metavar="FILE", help="measurements of `kvasir calibrate`")
     group.add_argument("--tp", type=_ranks, metavar="N", help="GPUs of a worker: 1, 2, 4 or 8 (1)")
     group.add_argument("--workers", type=_count, metavar="N", help="workers that do both parts (4)")
     group.add_argument("--prefill", type=_count, metavar="N", help="workers that compute prompts")

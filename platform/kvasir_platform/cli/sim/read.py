@@ -28,8 +28,9 @@ from kvasir.core.requests import Role, SloClass
 from kvasir.hardware.gpus import GIB
 from kvasir.hardware.offers import OfferedGpu, catalogue
 from kvasir.sizing.shape import EngineShape
-from kvasir_platform.capacity.engines import EngineOption, engine_option, gpu_choice
+from kvasir_platform.capacity.engines import EngineOption, HardwareChoice, engine_option, gpu_choice
 from kvasir_platform.capacity.models import PlannedModel
+from kvasir_platform.cli.plan.profile import with_profile
 from kvasir_platform.cli.plan.read import read_model
 from kvasir_platform.cli.sim.arguments import SloText
 from kvasir_platform.cli.sim.faults import read_faults
@@ -63,12 +64,15 @@ def read_request(args: argparse.Namespace) -> SimRequest:
     """Return what the options ask for. Raises ConfigError that says what to correct."""
     deployment = _deployment(args)
     named = args.model or (deployment.model.source if args.file is not None else MODEL)
-    model, gpu = read_model(named, None), _gpu(args.gpu, args.catalogue)
+    model = read_model(named, None)
+    hardware = gpu_choice(_gpu(args.gpu, args.catalogue))
+    if args.profile is not None:
+        (hardware,) = with_profile((hardware,), args.profile, model)
     workload = open_workload(args.workload, Random(args.seed))  # noqa: S311
     if not workload.requests:
         raise ConfigError(f"--workload {args.workload}: no request: raise duration or rate")
     longest = max(each.prompt_tokens + each.output_tokens for each in workload.requests)
-    options = {pool.name: _option(model, gpu, pool, args, longest) for pool in deployment.pools}
+    options = {pool.name: _option(model, hardware, pool, args, longest) for pool in deployment.pools}
     pools = tuple(_pool(pool, options[pool.name], deployment, args) for pool in deployment.pools)
     _check_length(pools, longest)
     slo = deployment.slo[0]
@@ -158,7 +162,7 @@ def _gpu(name: str, file: Path | None) -> OfferedGpu:
 
 
 def _option(
-    model: PlannedModel, gpu: OfferedGpu, pool: PoolSpec, args: argparse.Namespace, longest: int
+    model: PlannedModel, hardware: HardwareChoice, pool: PoolSpec, args: argparse.Namespace, longest: int
 ) -> EngineOption:
     engine = pool.engine
     shape = EngineShape(
@@ -172,11 +176,11 @@ def _option(
         kv_dtype=engine.kv_dtype,
         quantization=args.quantization or "none",
     )
-    option = engine_option(model, gpu_choice(gpu), shape)
+    option = engine_option(model, hardware, shape)
     if not option.fits:
         short = option.fit.missing / GIB
         raise ConfigError(
-            f"{model.name} does not fit on {shape.ranks} x {gpu.name}: {short:.1f} GiB are missing; try "
+            f"{model.name} does not fit on {shape.ranks} x {hardware.name}: {short:.1f} GiB are missing; try "
             "a larger --tp, --quantization fp8 or another --gpu"
         )
     return option
