@@ -231,6 +231,8 @@ MODELS: tuple[TinyModel, ...] = (
             "block_dim": 256,
         },
         adapts=(),
+        remark="compared with vLLM alone without its prefix cache, with which Kvasir's engine runs; whether "
+        "vLLM alone has the same tokens with it has not been measured",
     ),
     TinyModel(
         "granite-hybrid",
