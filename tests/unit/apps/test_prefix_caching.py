@@ -12,6 +12,7 @@ from kvasir.config.load.loader import load
 from kvasir_platform.apps.common.prefix_caching import with_possible_caching
 
 MAMBA = {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid"}
+LFM2 = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
@@ -24,6 +25,7 @@ def caches(folder: Path, raw: dict[str, Any], *options: str) -> bool:
 
 def test_a_model_whose_states_a_cpu_cannot_keep_has_no_prefix_cache_there(tmp_path: Path) -> None:
     assert not caches(tmp_path, MAMBA)
+    assert not caches(tmp_path / "lfm2", LFM2)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ _MAMBA2 = frozenset(
     )
 )
 """Architectures with vLLM's MambaMixer2."""
+_SHORT_CONVOLUTIONS = frozenset(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"))
 
 
 def mxfp4_problem(
@@ -51,10 +52,10 @@ def mxfp4_problem(
 
 
 def loses_prefixes(architectures: Sequence[str]) -> bool:
-    """Whether vLLM on a CPU cannot keep the states of a prompt that a prefix cache needs: its scan of Mamba-2
+    """Whether vLLM on a CPU cannot keep the states of a prompt that a prefix cache needs. Its scan of Mamba-2
     returns the last state only, and with a prefix cache the engine ends at the first prompt longer than a
-    block."""
-    return not _MAMBA2.isdisjoint(architectures)
+    block. With short convolutions (LFM2), it generates other tokens with a prefix cache than without."""
+    return not (_MAMBA2 | _SHORT_CONVOLUTIONS).isdisjoint(architectures)
 
 
 def _formats(quantization: Mapping[str, Any]) -> set[str]:

@@ -24,6 +24,6 @@ def cpu_kernel_findings(view: Deployment, model: ModelProbe, *, amx: bool) -> It
         yield Finding(
             "model",
             "warning",
-            f"{name} is served without a prefix cache: vLLM keeps no states of Mamba-2 layers on a CPU",
+            f"{name} is served without a prefix cache: on a CPU vLLM cannot keep the states that one needs",
             "; ".join(f"set pools.{each}.engine.prefix_caching: false, to state it" for each in cached),
         )
