@@ -95,9 +95,11 @@ def _compared(model: str, mode: str, rng: random.Random) -> list[Compared]:
     # Nothing is refused for its SLO: a prediction has no such rule.
     sets += ["slo.default.ttft_s=600", "slo.default.itl_s=60"]
     sets += ["disaggregation=never"] if mode == "aggregated" else []
-    # No request waits for a block of KV, and none is preempted.
     pools = ("serve",) if mode == "aggregated" else ("prefill", "decode")
+    # No request waits for a block of KV, and none is preempted.
     sets += [f"pools.{pool}.engine.kv_cache_bytes={_KV_BYTES}" for pool in pools]
+    # Threads that wait for each other are slowed by whatever else runs on one of their cores.
+    sets += [f"pools.{pool}.engine.threads=1" for pool in pools]
     with tempfile.TemporaryDirectory(prefix="kvt-") as folder, running(sets, Path(folder)) as address:
         site, file = Site(address), Path(folder) / "profile.json"
         output = CommandOutput(json=False)

@@ -134,10 +134,9 @@ class Experiment:
         for _ in range(self._plan.repeats):
             found = self._together(prompts * self._prefillers, length, 1)
             began = min(each.began_s for each in found)
-            last.append(max(each.began_s + each.ttft_s for each in found) - began)
-        if not self._samples.apart:
-            seconds = statistics.median(last)
-            self._samples.prefill.append(burst_sample(prompts, length, seconds, budget=self._budget))
+            last.append(max(each.began_s + self._prefill_s(each) for each in found) - began)
+        seconds = statistics.median(last)
+        self._samples.prefill.append(burst_sample(prompts, length, seconds, budget=self._budget))
 
     def _beside(self) -> None:
         """Run streams and, one after the other, prompts at the same time. On one engine they share steps; of
