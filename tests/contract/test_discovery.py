@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import pytest
 import pytest_asyncio
 from tests.kit.cluster.api_server import SLICES, ApiServer, start_server
@@ -354,3 +357,18 @@ async def test_a_ray_head_that_goes_away_takes_no_member_with_it() -> None:
 def test_a_static_endpoint_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="pool=host:port"):
         StaticDiscovery([text])
+
+
+@pytest.mark.slow
+def test_a_private_head_listens_on_the_loopback_interface_only(ray_address: str) -> None:
+    port = int(ray_address.rpartition(":")[2])
+    bound: dict[str, dict[int, str]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    head = process.environ().get("KVASIR_RAY_HEAD", "")
+                    bound.setdefault(head, {})[each.laddr.port] = each.laddr.ip
+    (found,) = [addresses for addresses in bound.values() if port in addresses]
+    assert len(found) >= 3, "the GCS, the raylet and its object manager"
+    assert all(ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in found.values()), found

@@ -42,7 +42,7 @@ class Orders:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=ROOT,
-            env=os.environ | ray_environment(secrets.token_hex(32)),
+            env=os.environ | ray_environment(secrets.token_hex(32), alone=False),
             text=True,
         )
 

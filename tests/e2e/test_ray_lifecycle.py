@@ -251,7 +251,7 @@ def _keep(cluster: Cluster, *arguments: str) -> str:
     """Read or write the record that fences versions, in a process that may talk to this Ray."""
     gcs = cluster.head("gcs_server")
     port = next(each.partition("=")[2] for each in gcs.cmdline() if each.startswith("--gcs_server_port="))
-    command = [sys.executable, "-c", _KEEP, f"127.0.0.2:{port}", *arguments]
+    command = [sys.executable, "-c", _KEEP, f"127.0.0.1:{port}", *arguments]
     return subprocess.run(command, env=gcs.environ(), capture_output=True, text=True, check=True).stdout
 
 

@@ -79,8 +79,10 @@ class GpuNodes:
         temp = Path("/tmp") / f"kvg{secrets.token_hex(3)}"
         os.environ[RECORDS] = str(folder)
         self._folder = folder
-        self._head = RayHead.start(temp_dir=temp, token=token, cpus=1, gpus=0, log=folder / "ray.log")
-        self._env = os.environ | ray_environment(token) | head_environment(temp, None)
+        self._head = RayHead.start(
+            temp_dir=temp, token=token, cpus=1, gpus=0, log=folder / "ray.log", alone=False
+        )
+        self._env = os.environ | ray_environment(token, alone=False) | head_environment(temp, None)
         self._nodes: list[subprocess.Popen[bytes]] = []
         pods = {pool.name: PodTemplate(TEMPLATE, 8) for pool in deployment.pools}
         self.pools = RayPools(deployment, self._head.address, in_pods=True, pods=pods)

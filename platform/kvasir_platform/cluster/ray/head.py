@@ -27,8 +27,10 @@ from kvasir.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Ray silently replaces 127.0.0.1 by the machine's outward address; it keeps 127.0.0.2.
-NODE_ADDRESS = "127.0.0.2"
+NODE_ADDRESS = "127.0.0.1"
+"""With this address, and with no other, Ray's processes listen on the loopback interface alone."""
+SHARED_ADDRESS = "127.0.0.2"
+"""The address of a head that further nodes join: Ray replaces 127.0.0.1 by the machine's outward one."""
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 1.0
@@ -38,9 +40,11 @@ _GCS = "gcs_server"
 _RAYLET = "raylet"
 
 
-def ray_environment(token: str) -> dict[str, str]:
-    """Return the environment of every process that connects to this Ray."""
-    return {"RAY_AUTH_TOKEN": token, **ray_settings()}
+def ray_environment(token: str, *, alone: bool = True) -> dict[str, str]:
+    """Return the environment of every process that connects to this Ray; `alone`: no further node joins."""
+    # Ray keeps 127.0.0.1 only where it makes no clusters, by default on the systems of the variable's name.
+    stay = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if alone else {}
+    return {"RAY_AUTH_TOKEN": token, **stay, **ray_settings()}
 
 
 def ray_settings() -> dict[str, str]:
@@ -85,8 +89,10 @@ class RayHead:
         gpus: int,
         log: Path,
         redis_url: str | None = None,
+        alone: bool = True,
     ) -> RayHead:
-        """Start the head and wait until it accepts drivers.
+        """Start the head and wait until it accepts drivers. `alone`: it listens on the loopback interface
+        only, and no further node can join.
 
         `temp_dir` must be short, because Ray puts Unix sockets in it, whose paths are limited to 107 bytes.
         Raises ConfigError if Redis does not answer, and with the end of Ray's log if the head does not start.
@@ -96,12 +102,13 @@ class RayHead:
                 f"ray.head_redis_url: nothing answers at {redis_url}; start Redis there, or unset the field "
                 "to keep the state of Ray's head on this machine"
             )
+        address = NODE_ADDRESS if alone else SHARED_ADDRESS
         port = _free_port()
         temp_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head"]
         command += [
             f"--port={port}",
-            f"--node-ip-address={NODE_ADDRESS}",
+            f"--node-ip-address={address}",
             f"--temp-dir={temp_dir}",
             f"--num-cpus={max(1, cpus)}",
             f"--num-gpus={gpus}",
@@ -113,8 +120,8 @@ class RayHead:
             "--no-monitor",
             "--disable-usage-stats",
         ]
-        env = {**os.environ, **ray_environment(token), **head_environment(temp_dir, redis_url)}
-        head = cls(f"{NODE_ADDRESS}:{port}", temp_dir, redis_url)
+        env = {**os.environ, **ray_environment(token, alone=alone), **head_environment(temp_dir, redis_url)}
+        head = cls(f"{address}:{port}", temp_dir, redis_url)
         try:
             head._launch(command, env, log)
         except BaseException:
