@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvasir.config.spec.deployment import Deployment, GatewaySpec, PoolScalingSpec, ScalingSpec
+from kvasir.config.spec.routing import PerformanceSpec
 from kvasir_platform.cluster.ray.pool_records import PoolRecord, record_key, resumed, spec_digest
 
 DEPLOYMENT = Deployment()
@@ -46,8 +47,12 @@ def test_a_changed_engine_makes_another_version_of_its_own_pool_only() -> None:
 
 @pytest.mark.parametrize(
     "update",
-    [{"gateway": GatewaySpec(port=9000)}, {"ready_when": "any_model"}],
-    ids=["the gateway", "readiness"],
+    [
+        {"gateway": GatewaySpec(port=9000)},
+        {"ready_when": "any_model"},
+        {"performance": PerformanceSpec(profile="/profile.json")},
+    ],
+    ids=["the gateway", "readiness", "a profile"],
 )
 def test_what_only_routers_read_restarts_no_worker(update: dict[str, object]) -> None:
     assert spec_digest(DEPLOYMENT.model_copy(update=update), DECODE) == spec_digest(DEPLOYMENT, DECODE)
@@ -58,7 +63,7 @@ def test_every_field_of_the_spec_is_known_to_concern_workers_or_routers() -> Non
     be taken over by no replica."""
     routers = {
         *("version", "models", "ready_when", "pools", "routing", "admission", "slo", "tenancy", "gateway"),
-        *("tokenizer", "api", "output_filters", "discovery", "ray", "telemetry", "scaling"),
+        *("tokenizer", "api", "output_filters", "discovery", "ray", "telemetry", "scaling", "performance"),
     }
     workers = {
         "name",
