@@ -146,7 +146,7 @@ def test_a_bad_request_gets_an_error_and_disturbs_no_stream(
     assert last.choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("pool", ["decode", "prefill"])
+@pytest.mark.parametrize("pool", ["decode", pytest.param("prefill", marks=pytest.mark.soak)])
 def test_a_killed_replica_is_replaced_and_traffic_resumes_with_no_hand(stack: Stack, pool: str) -> None:
     victim = stack.replica(pool)
     before = {worker["worker_id"] for worker in stack.workers()}

@@ -21,6 +21,7 @@ class Inline(Executor):
         return done
 
 
+@pytest.mark.soak
 def test_a_quick_run_measures_every_row_and_writes_no_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
