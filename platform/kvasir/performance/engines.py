@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.model.work import ModelWork
@@ -34,10 +34,16 @@ def engine_model(
     )
 
 
-def device_named(name: str) -> Device:
-    """Return the device that its driver calls `name`, with reference rates if it is not in the catalogue."""
-    gpu = gpu_of_device(name)
-    return reference_device(name) if gpu is None else device_of(gpu)
+def device_of_worker(hardware: Hardware) -> Device:
+    """Return the device of a worker: the catalogue's, or one with the rates that the worker reports for its
+    model's data type, or with reference rates if it reports none."""
+    gpu = gpu_of_device(hardware.device)
+    if gpu is not None:
+        return device_of(gpu)
+    device = reference_device(hardware.device)
+    if min(hardware.flops, hardware.bytes_per_s) <= 0:
+        return device
+    return replace(device, half=hardware.flops, single=hardware.flops, bytes_per_s=hardware.bytes_per_s)
 
 
 def engine_of(identity: WorkerIdentity, coefficients: Coefficients = DATA_SHEET) -> EngineModel | None:
@@ -87,7 +93,7 @@ def engine_of_sizes(sizes: EngineSizes, coefficients: Coefficients = DATA_SHEET)
     )
     return EngineModel(
         sizes.work or _assumed(sizes, element),
-        device_named(sizes.hardware.device),
+        device_of_worker(sizes.hardware),
         shape,
         weight_bytes=sizes.model_bytes / sizes.parameters,
         compute_dtype="float32" if kv.dtype == "float32" else "bfloat16",

@@ -111,3 +111,12 @@ def test_fp8_kv_of_a_worker_is_counted_in_bytes() -> None:
 
 def test_a_worker_that_reports_no_model_has_no_engine() -> None:
     assert engine_of(replace(_IDENTITY, model_parameters=0)) is None
+
+
+def test_the_rates_that_a_worker_reports_count_for_a_device_that_is_in_no_catalogue() -> None:
+    listed = engine_of(_IDENTITY)
+    own = engine_of(replace(_IDENTITY, hardware=replace(_IDENTITY.hardware, device="in-house accelerator")))
+    assert listed is not None
+    assert own is not None
+    assert own.prefill_s(4000) == pytest.approx(listed.prefill_s(4000), rel=0.001)
+    assert own.decode(16, 2000).seconds == pytest.approx(listed.decode(16, 2000).seconds, rel=0.001)
