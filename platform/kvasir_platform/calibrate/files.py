@@ -1,4 +1,4 @@
-"""Reads profiles."""
+"""Reads profiles, for the router, `kvasir check`, `kvasir plan` and `kvasir sim`."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def read_profile(path: Path) -> CalibratedProfile:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     if len(content) > _LIMIT_BYTES:
-        raise ConfigError(f"{path} is too large for a profile")
+        raise ConfigError(f"{path}: over {_LIMIT_BYTES >> 10} KiB, so it is no profile")
     return decode_profile(content, str(path))

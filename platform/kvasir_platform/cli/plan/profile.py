@@ -9,12 +9,11 @@ from statistics import fmean
 
 from kvasir.core.errors import ConfigError
 from kvasir.hardware.gpus import gpu_of_device
-from kvasir.performance.profile import CalibratedProfile, EngineProfile, decode_profile
+from kvasir.performance.profile import CalibratedProfile, EngineProfile
+from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.capacity.assumed import AssumedCoefficients, measured
 from kvasir_platform.capacity.engines import CPU, HardwareChoice, measured_cpu
 from kvasir_platform.capacity.models import PlannedModel
-
-_MOST_BYTES = 1 << 20
 
 
 def with_profile(
@@ -22,7 +21,7 @@ def with_profile(
 ) -> tuple[HardwareChoice, ...]:
     """Return `hardware` with what the profile in `path` measured on it. Raises ConfigError if the profile
     cannot be read, or was made on other hardware."""
-    profile = _read(path)
+    profile = read_profile(path)
     found = {
         each.name: engine
         for each in hardware
@@ -35,17 +34,6 @@ def with_profile(
         _measured(each, _assumed(profile, found[each.name])) if each.name in found else each
         for each in hardware
     )
-
-
-def _read(path: Path) -> CalibratedProfile:
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"--profile {path}: {error.strerror or error}") from error
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"--profile {path}: over {_MOST_BYTES >> 10} KiB, so it is no profile")
-    return decode_profile(content, str(path))
 
 
 def _name(engine: EngineProfile) -> str:
