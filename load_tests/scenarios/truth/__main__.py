@@ -20,17 +20,16 @@ import random
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.kit.models.architectures import named
 from tests.kit.models.maker import make_model
+from tests.kit.sim.virtual_batching import EnginesApart, VirtualOutcome, play
 
-from kvasir.performance.batching import EnginesApart, VirtualOutcome, play
 from kvasir.performance.profile import decode_profile
 from kvasir.performance.step import EngineModel
-from kvasir_platform.calibrate.fitted import apart_with_profile, with_profile
 from kvasir_platform.cli.calibrate.client import CalibrationClient
 from kvasir_platform.cli.calibrate.command import CalibrateOptions, calibrate, measured_pools
 from kvasir_platform.cli.common.gateway_client import status_of
@@ -110,10 +109,13 @@ def _compared(model: str, mode: str, rng: random.Random) -> list[Compared]:
         name = str(status["models"][0])
         prefill, decode = measured_pools(status["workers"], name)
         profile = decode_profile(file.read_bytes(), str(file))
-        first, last = (with_profile(each.engine, profile, each.pool) for each in (prefill, decode))
+        found_of = {each.pool: profile.coefficients_of(each) for each in profile.engines}
+        first, last = (replace(each.engine, coefficients=found_of[each.pool]) for each in (prefill, decode))
         engines: EngineModel | EnginesApart = first
         if mode == "apart":
-            engines = apart_with_profile(first, last, profile, together=True)
+            engines = EnginesApart(
+                first, last, profile.transfer_fixed_s, profile.transfer_byte_s, together=True
+            )
         client = CalibrationClient(site, name, _TIMEOUT_S)
         text = " ".join(str(rng.randrange(1000)) for _ in range(_DISTINCT))
         tokens = sorted(set(client.tokenize(text)[0]))

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kvasir.performance.batching import VirtualOutcome, VirtualRequest
+from tests.kit.sim.virtual_batching import VirtualOutcome, VirtualRequest
+
 from kvasir_platform.cli.calibrate.client import CalibrationClient, TimedStream
 
 _SHORTEST, _LONGEST = 32, 1024

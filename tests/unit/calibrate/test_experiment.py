@@ -8,16 +8,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from tests.kit.sim.virtual_batching import VirtualRequest, play
 
 from kvasir.core.errors import UpstreamError
 from kvasir.core.identity import Hardware, KvLayout
-from kvasir.performance.batching import VirtualRequest, play
 from kvasir.performance.coefficients import Coefficients
 from kvasir.performance.engines import EngineSizes, engine_of_sizes
 from kvasir.performance.step import EngineModel
 from kvasir.performance.work import dense_work
 from kvasir_platform.calibrate.design import design
-from kvasir_platform.calibrate.fitted import apart_with_profile, with_profile
 from kvasir_platform.calibrate.samples import CalibrationSamples
 from kvasir_platform.cli.calibrate.client import TimedStream
 from kvasir_platform.cli.calibrate.command import MeasuredPool, measured_pools, profile_of
@@ -90,12 +89,11 @@ def test_engines_apart_also_show_transfers_and_hand_offs() -> None:
 def test_the_profile_predicts_the_prompts_of_the_engine_it_was_measured_on() -> None:
     pool = MeasuredPool("serve", "BOTH", "sim 1", _SIZES, _engine())
     found = profile_of("m", pool, pool, _samples(apart=False), measured="2026-01-01", versions={})
-    fitted, true = with_profile(pool.engine, found, "serve"), _engine(_TRUE)
+    (engine,) = found.engines
+    fitted, true = _engine(found.coefficients_of(engine)), _engine(_TRUE)
     for tokens in (100, 1000, 3000):
         assert fitted.prefill_s(tokens) == pytest.approx(true.prefill_s(tokens), rel=0.1)
     assert fitted.coefficients.source == "profile of 2026-01-01"
-    with pytest.raises(KeyError):
-        with_profile(pool.engine, found, "other")
 
 
 def test_engines_apart_have_a_profile_each_and_the_transfer_between_them() -> None:
@@ -103,8 +101,7 @@ def test_engines_apart_have_a_profile_each_and_the_transfer_between_them() -> No
     decode = MeasuredPool("decode", "DECODE", "sim 1", _SIZES, _engine())
     found = profile_of("m", prefill, decode, _samples(apart=True), measured="2026-01-01", versions={})
     assert [each.pool for each in found.engines] == ["prefill", "decode"]
-    apart = apart_with_profile(prefill.engine, decode.engine, found, together=True)
-    assert apart.fixed_s + 1000 * apart.byte_s == pytest.approx(0.003, rel=0.05)
+    assert found.transfer_fixed_s + 1000 * found.transfer_byte_s == pytest.approx(0.003, rel=0.05)
 
 
 def _worker(role: str, **changes: Any) -> Mapping[str, Any]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.sim.virtual_batching import VirtualRequest, play
 
 from kvasir.core.identity import Hardware, KvLayout
-from kvasir.performance.batching import VirtualRequest, play
 from kvasir.performance.coefficients import Coefficients
 from kvasir.performance.engines import EngineSizes, engine_of_sizes
 from kvasir.performance.profile import FORMAT, decode_profile

@@ -7,8 +7,7 @@ import random
 import pytest
 from load_tests.scenarios.truth.__main__ import Compared, _rows
 from load_tests.scenarios.truth.loads import LoadFigures, mixed_requests, predicted
-
-from kvasir.performance.batching import VirtualOutcome
+from tests.kit.sim.virtual_batching import VirtualOutcome
 
 
 def test_a_load_has_mixed_lengths_arrives_at_its_rate_and_is_drawn_again_by_its_seed() -> None:

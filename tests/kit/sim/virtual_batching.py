@@ -3,7 +3,7 @@
 Each step takes one token of every stream, then as many prompt tokens as `max_num_batched_tokens` leaves, in
 the order of arrival, as vLLM schedules them. With engines apart, a prompt's last token is computed again by
 the engine that decodes, once it has the KV. Routing, admission and preemption are not played: see
-kvasir_platform.sim for whole deployments.
+kvasir_platform.sim for whole deployments. It shares no code with that simulator but the performance model.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.kit.sim.virtual_batching import EnginesApart, VirtualRequest, play
 
-from kvasir.performance.batching import EnginesApart, VirtualRequest, play
 from kvasir.performance.coefficients import Coefficients
 from kvasir.performance.device import reference_device
 from kvasir.performance.step import EngineModel, PromptChunk, StepWork
