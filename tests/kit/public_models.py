@@ -1,4 +1,4 @@
-"""Public models for tests of memory: the values of their config.json, and tensors made from them.
+"""Public models for tests of memory: those that ship with `kvasir plan` and more, and tensors made from them.
 
 Names and shapes are those of the published checkpoints, whose sizes tests compare with the sums.
 """
@@ -12,55 +12,16 @@ from typing import Any
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.tensors import TensorHeader
+from kvasir_platform.capacity.known_models import KNOWN_MODELS
 
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
-    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
-LLAMA_70B: dict[str, Any] = LLAMA_8B | {
-    "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,
-}  # fmt: skip
-LLAMA_405B: dict[str, Any] = LLAMA_8B | {
-    "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128, "num_hidden_layers": 126,
-}  # fmt: skip
-QWEN3_8B: dict[str, Any] = LLAMA_8B | {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128, "intermediate_size": 12288,
-    "num_hidden_layers": 36, "vocab_size": 151936, "max_position_embeddings": 40960,
-}  # fmt: skip
-QWEN3_30B: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128,
-    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_attention_heads": 32,
-    "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-    "vocab_size": 151936, "max_position_embeddings": 40960, "sliding_window": None,
-    "use_sliding_window": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
-GPT_OSS_120B: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "head_dim": 64,
-    "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 128,
-    "num_experts_per_tok": 4, "num_hidden_layers": 36, "vocab_size": 201088, "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 18, "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "quantization_config": {"quant_method": "mxfp4"},
-}  # fmt: skip
-DEEPSEEK_V3: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 7168,
-    "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_attention_heads": 128,
-    "num_key_value_heads": 128, "num_hidden_layers": 61, "first_k_dense_replace": 3, "n_routed_experts": 256,
-    "n_shared_experts": 1, "num_experts_per_tok": 8, "q_lora_rank": 1536, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
-    "max_position_embeddings": 163840, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}  # fmt: skip
-GEMMA3_27B: dict[str, Any] = {
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
-    "text_config": {
-        "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "head_dim": 128,
-        "num_attention_heads": 32, "num_key_value_heads": 16, "num_hidden_layers": 62, "sliding_window": 1024,
-        "vocab_size": 262208,
-    },
-}  # fmt: skip
+LLAMA_8B = KNOWN_MODELS["llama-3.1-8b"].values
+LLAMA_70B = KNOWN_MODELS["llama-3.1-70b"].values
+LLAMA_405B = KNOWN_MODELS["llama-3.1-405b"].values
+QWEN3_8B = KNOWN_MODELS["qwen3-8b"].values
+QWEN3_30B = KNOWN_MODELS["qwen3-30b-a3b"].values
+GPT_OSS_120B = KNOWN_MODELS["gpt-oss-120b"].values
+DEEPSEEK_V3 = KNOWN_MODELS["deepseek-v3"].values
+GEMMA3_27B = KNOWN_MODELS["gemma-3-27b"].values
 QWEN3_NEXT_80B: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048,
     "head_dim": 256, "intermediate_size": 5120, "moe_intermediate_size": 512, "num_attention_heads": 16,

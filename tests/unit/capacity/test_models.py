@@ -22,7 +22,7 @@ from kvasir_platform.capacity.models import known_model, planned_model
         models.QWEN3_30B,
         models.GPT_OSS_120B,
         models.DEEPSEEK_V3,
-        models.GEMMA3_27B | {"text_config": models.GEMMA3_27B["text_config"] | {"tie_word_embeddings": True}},
+        models.GEMMA3_27B,
     ],
     ids=["llama-8b", "llama-70b", "qwen3-30b", "gpt-oss-120b", "deepseek-v3", "gemma-3-27b"],
 )
