@@ -321,4 +321,4 @@ def test_numbers_outside_their_range_are_usage_errors(capsys: pytest.CaptureFixt
     for wrong in (("--quality-tokens", "131073"), ("--quality-tokens", "1"), ("--max-kl", "nan")):
         with pytest.raises(SystemExit):
             main(["verify", *wrong])
-    assert "a number from 2 to 131072" in capsys.readouterr().err
+    assert "a whole number from 2 to 131072" in capsys.readouterr().err

@@ -1,10 +1,11 @@
-"""The options of `kvasir calibrate`. Every call of `kvasir` imports this module, so it needs the standard
-library only."""
+"""The options of `kvasir calibrate`. Every call of `kvasir` imports this module, so it loads little."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from kvasir_platform.cli.common.numbers import positive, whole
 
 DEFAULT_FILE = Path("kvasir-profile.json")
 _MOST_REPEATS = 100
@@ -22,18 +23,12 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     )
     calibrate.add_argument(
         "--repeats",
-        type=_repeats,
+        type=whole(1, _MOST_REPEATS),
         default=5,
         metavar="N",
         help="measurements of each prompt, of which the median counts (5)",
     )
     calibrate.add_argument("--quick", action="store_true", help="a third of the loads, for a first look")
     calibrate.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S", help="limit of each request (120)"
+        "--timeout", type=positive, default=120.0, metavar="S", help="limit of each request (120)"
     )
-
-
-def _repeats(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_REPEATS:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {_MOST_REPEATS}")
-    return int(text)

@@ -1,11 +1,12 @@
-"""The options of `kvasir plan`. Every call of `kvasir` imports this module, so it needs the standard library
-only."""
+"""The options of `kvasir plan`. Every call of `kvasir` imports this module, so it loads little."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvasir_platform.cli.common.numbers import positive, share, whole
 
 PLAN_EPILOG = """\
 Computes what to run for a load before anything is bought: whether the model fits and where memory goes, the
@@ -26,6 +27,8 @@ examples:
   kvasir plan llama-3.1-8b --rate 5 --write plan        kvasir.yaml and Helm values in the folder plan
   kvasir plan bge-m3 --rate 200 --prompt-tokens 400     an embedding pool
   kvasir plan kvasir-tiny --gpus CPU:8 --rate 2         on CPUs, by the core"""
+
+_COUNT = whole(1, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +65,20 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         metavar="TEXT",
         help="a preset or trace, as chat:rate=20 or trace.jsonl:speed=2, in place of --rate and lengths",
     )
-    group.add_argument("--rate", type=_positive, metavar="N", help="requests per second on average (1)")
+    group.add_argument("--rate", type=positive, metavar="N", help="requests per second on average (1)")
     group.add_argument(
-        "--peak", type=_positive, metavar="N", help="requests per second when it is busiest (twice --rate)"
+        "--peak", type=positive, metavar="N", help="requests per second when it is busiest (twice --rate)"
     )
     group.add_argument(
         "--prompt-tokens", type=_length, metavar="N[/P95]", help="of a prompt, or its median and p95 (1000)"
     )
     group.add_argument("--output-tokens", type=_length, metavar="N[/P95]", help="of an output (250)")
     group.add_argument(
-        "--prefix-share", type=_share, metavar="X", help="part of a prompt that is in a cache, 0 to 1 (0)"
+        "--prefix-share", type=share, metavar="X", help="part of a prompt that is in a cache, 0 to 1 (0)"
     )
     group.add_argument(
         "--burstiness",
-        type=_positive,
+        type=positive,
         metavar="X",
         help="squared variation of the gaps between arrivals (1: independent users)",
     )
@@ -109,15 +112,15 @@ def _add_choices(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--kv-dtype", choices=("auto", "fp8", "any"), default="auto", help="of KV (auto)")
     group.add_argument(
-        "--speculate", type=_lookahead, default=0, metavar="N", help="tokens to propose for each step (0)"
+        "--speculate", type=whole(0, 16), default=0, metavar="N", help="tokens to propose for each step (0)"
     )
     group.add_argument(
-        "--acceptance", type=_share, default=0.7, metavar="X", help="chance that one is accepted (0.7)"
+        "--acceptance", type=share, default=0.7, metavar="X", help="chance that one is accepted (0.7)"
     )
     group.add_argument(
-        "--max-model-len", type=_count, metavar="N", help="tokens of a request (the longest of the load)"
+        "--max-model-len", type=_COUNT, metavar="N", help="tokens of a request (the longest of the load)"
     )
-    group.add_argument("--network-gbps", type=_positive, metavar="N", help="between two replicas, for KV")
+    group.add_argument("--network-gbps", type=positive, metavar="N", help="between two replicas, for KV")
 
 
 def _add_forms(group: argparse._ArgumentGroup) -> None:
@@ -134,7 +137,7 @@ def _add_forms(group: argparse._ArgumentGroup) -> None:
         "--batches", action="store_true", help="throughput, bottleneck and price by hardware and batch"
     )
     group.add_argument(
-        "--context", type=_count, metavar="N", help="tokens of a user, for the table of memory (8192)"
+        "--context", type=_COUNT, metavar="N", help="tokens of a user, for the table of memory (8192)"
     )
     group.add_argument("--write", type=Path, metavar="DIR", help="write DIR/kvasir.yaml and DIR/values.yaml")
     group.add_argument("--html", type=Path, metavar="FILE", help="write the report with charts as one page")
@@ -144,36 +147,10 @@ def _add_forms(group: argparse._ArgumentGroup) -> None:
     group.set_defaults(output=argparse.SUPPRESS)
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text}: a number above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number from 1 to 10,000,000")
-    return int(text)
-
-
-def _lookahead(text: str) -> int:
-    if not text.isdecimal() or int(text) > 16:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number from 0 to 16")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text}: a number from 0 to 1")
-    return value
-
-
 def _length(text: str) -> LengthOption:
     median, slash, p95 = text.partition("/")
-    first = _count(median)
-    last = _count(p95) if slash else first
+    first = _COUNT(median)
+    last = _COUNT(p95) if slash else first
     if last < first:
         raise argparse.ArgumentTypeError(f"{text}: the 95th percentile is at least the median")
     return LengthOption(first, last)
@@ -185,10 +162,7 @@ def _slo(text: str) -> SloOption:
         key, equals, value = part.partition("=")
         if not equals or key not in ("ttft", "itl", "attainment"):
             raise argparse.ArgumentTypeError(f"{part}: ttft=SECONDS, itl=SECONDS or attainment=SHARE")
-        try:
-            found[key] = _positive(value)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{part}: a number above 0") from None
+        found[key] = positive(value)
     if not 0.5 <= found.get("attainment", 0.95) < 1.0:
         raise argparse.ArgumentTypeError("attainment: from 0.5 to below 1")
     return SloOption(**found)

@@ -1,11 +1,12 @@
-"""The options of `kvasir sim`. Every call of `kvasir` imports this module, so it needs the standard library
-only."""
+"""The options of `kvasir sim`. Every call of `kvasir` imports this module, so it loads little."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvasir_platform.cli.common.numbers import number, share, whole
 
 SIM_EPILOG = """\
 Runs a whole deployment in virtual time: the production router, admission and planner decide over engines
@@ -32,6 +33,10 @@ examples:
 
 ACTIONS = ("run", "compare", "showcase")
 POLICIES = "cost,round_robin,least_loaded,power_of_two,prefix,dynamo,llm_d,sglang"
+
+_COUNT = whole(1, 1_000_000)
+_LOOKAHEAD = whole(0, 16)
+_SECONDS = number(0.0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +65,20 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--catalogue", type=Path, metavar="FILE", help="GPUs and prices of your own (YAML)")
     group.add_argument("--profile", type=Path, metavar="FILE", help="measurements of `kvasir calibrate`")
     group.add_argument("--tp", type=_ranks, metavar="N", help="GPUs of a worker: 1, 2, 4 or 8 (1)")
-    group.add_argument("--workers", type=_count, metavar="N", help="workers that do both parts (4)")
-    group.add_argument("--prefill", type=_count, metavar="N", help="workers that compute prompts")
-    group.add_argument("--decode", type=_count, metavar="N", help="workers that generate")
+    group.add_argument("--workers", type=_COUNT, metavar="N", help="workers that do both parts (4)")
+    group.add_argument("--prefill", type=_COUNT, metavar="N", help="workers that compute prompts")
+    group.add_argument("--decode", type=_COUNT, metavar="N", help="workers that generate")
     group.add_argument("--policy", metavar="NAME", help="the routing policy (cost)")
     group.add_argument("--no-admission", action="store_true", help="send every request to a worker at once")
     group.add_argument(
         "--autoscale", type=_bounds, metavar="MIN:MAX", help="let the planner size every pool within bounds"
     )
     group.add_argument(
-        "--start-s", type=_seconds, default=60.0, metavar="S", help="seconds until a new worker serves (60)"
+        "--start-s",
+        type=_SECONDS,
+        default=60.0,
+        metavar="S",
+        help="seconds until a new worker serves (60)",
     )
 
 
@@ -77,29 +86,33 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--batching", choices=("continuous", "static", "dynamic"), default="continuous", help="(continuous)"
     )
-    group.add_argument("--batch", type=_count, metavar="N", help="sequences of a batch at most (256)")
+    group.add_argument("--batch", type=_COUNT, metavar="N", help="sequences of a batch at most (256)")
     group.add_argument(
-        "--batch-wait", type=_seconds, default=0.1, metavar="S", help="how long dynamic batches fill (0.1)"
+        "--batch-wait",
+        type=_SECONDS,
+        default=0.1,
+        metavar="S",
+        help="how long dynamic batches fill (0.1)",
     )
-    group.add_argument("--chunk", type=_count, metavar="N", help="tokens of a step at most (8192)")
+    group.add_argument("--chunk", type=_COUNT, metavar="N", help="tokens of a step at most (8192)")
     group.add_argument("--no-chunked-prefill", action="store_true", help="compute prompts whole")
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its start")
     group.add_argument(
         "--preemption", choices=("recompute", "swap", "drop"), default="recompute", help="(recompute)"
     )
     group.add_argument(
-        "--cpu-kv-gib", type=_share_of_memory, default=0.0, metavar="N", help="KV of a worker in CPU memory"
+        "--cpu-kv-gib", type=number(0, 1e5), default=0.0, metavar="N", help="KV of a worker in CPU memory"
     )
-    group.add_argument("--speculate", type=_lookahead, default=0, metavar="N", help="proposals of a step (0)")
+    group.add_argument("--speculate", type=_LOOKAHEAD, default=0, metavar="N", help="proposals of a step (0)")
     group.add_argument(
-        "--acceptance", type=_share, default=0.7, metavar="X", help="chance that one is accepted (0.7)"
+        "--acceptance", type=share, default=0.7, metavar="X", help="chance that one is accepted (0.7)"
     )
     group.add_argument(
-        "--draft-cost", type=_share, default=0.0, metavar="X", help="of a proposal, in decode steps (0)"
+        "--draft-cost", type=share, default=0.0, metavar="X", help="of a proposal, in decode steps (0)"
     )
     group.add_argument("--quantization", choices=("none", "int8", "fp8"), help="of weights at load (none)")
     group.add_argument("--kv-dtype", choices=("auto", "fp8"), help="of KV (auto)")
-    group.add_argument("--block", type=_count, default=64, metavar="N", help="tokens of a KV block (64)")
+    group.add_argument("--block", type=_COUNT, default=64, metavar="N", help="tokens of a KV block (64)")
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:
@@ -119,49 +132,15 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--png", type=Path, metavar="FILE", help="draw the times (needs the extra `charts`)")
     group.add_argument("--policies", default=POLICIES, metavar="NAME,…", help="of compare")
     group.add_argument(
-        "--attained", type=_share, default=0.9, metavar="X", help="of compare: requests within the SLO (0.9)"
+        "--attained", type=share, default=0.9, metavar="X", help="of compare: requests within the SLO (0.9)"
     )
     group.set_defaults(output=argparse.SUPPRESS)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number from 1 to 1,000,000")
-    return int(text)
 
 
 def _ranks(text: str) -> int:
     if text not in ("1", "2", "4", "8"):
         raise argparse.ArgumentTypeError(f"{text}: 1, 2, 4 or 8")
     return int(text)
-
-
-def _lookahead(text: str) -> int:
-    if not text.isdecimal() or int(text) > 16:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number from 0 to 16")
-    return int(text)
-
-
-def _number(text: str, least: float, most: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: not a number") from None
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text}: from {least:g} to {most:g}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    return _number(text, 0.0, 1e6)
-
-
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0)
-
-
-def _share_of_memory(text: str) -> float:
-    return _number(text, 0.0, 1e5)
 
 
 def _bounds(text: str) -> tuple[int, int]:
@@ -177,5 +156,5 @@ def _slo(text: str) -> SloText:
         key, equals, value = part.partition("=")
         if not equals or key not in ("ttft", "itl"):
             raise argparse.ArgumentTypeError(f"{part}: ttft=SECONDS or itl=SECONDS")
-        found[key] = _number(value, 1e-4, 1e4)
+        found[key] = number(1e-4, 1e4)(value)
     return SloText(**found)

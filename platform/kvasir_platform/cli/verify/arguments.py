@@ -1,10 +1,11 @@
-"""The options of `kvasir verify`. Every call of `kvasir` imports this module, so it needs the standard
-library only."""
+"""The options of `kvasir verify`. Every call of `kvasir` imports this module, so it loads little."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+from kvasir_platform.cli.common.numbers import positive, whole
 
 _MOST_STREAMS = 1024
 _MOST_TOKENS = 131_072
@@ -53,7 +54,7 @@ def _add_quality_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--quality-tokens",
-        type=_tokens,
+        type=whole(2, _MOST_TOKENS),
         metavar="N",
         help=f"tokens to score at most ({QUALITY_TOKENS}; up to {_MOST_TOKENS})",
     )
@@ -67,22 +68,22 @@ def _add_quality_options(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="its model (default: --model); without an address, a model of the same deployment",
     )
-    group.add_argument("--max-perplexity", type=_positive, metavar="X", help="fail above it (no limit)")
+    group.add_argument("--max-perplexity", type=positive, metavar="X", help="fail above it (no limit)")
     group.add_argument(
         "--max-perplexity-ratio",
-        type=_positive,
+        type=positive,
         metavar="X",
         help=f"fail above this multiple of the baseline's ({PERPLEXITY_RATIO:g})",
     )
     group.add_argument(
         "--min-agreement",
-        type=_positive,
+        type=positive,
         metavar="X",
         help=f"fail if the likeliest token is the baseline's at a smaller share of positions ({AGREEMENT:g})",
     )
     group.add_argument(
         "--max-kl",
-        type=_positive,
+        type=positive,
         metavar="NATS",
         help=f"fail above this mean divergence from the baseline ({KL_NATS:g})",
     )
@@ -104,20 +105,4 @@ def _streams(text: str) -> tuple[int, ...]:
     found = () if text.strip() == "0" else _counts(text)
     if max(found, default=0) > _MOST_STREAMS:
         raise argparse.ArgumentTypeError(f"{text!r}: at most {_MOST_STREAMS} streams at a time")
-    return found
-
-
-def _tokens(text: str) -> int:
-    if not text.isdecimal() or not 2 <= int(text) <= _MOST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 2 to {_MOST_TOKENS}")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0")
     return found
