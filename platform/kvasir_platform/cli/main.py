@@ -85,8 +85,8 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, *parents: _Parser, epilog: str = "") -> None:
-        commands.add_parser(
+    def add(name: str, text: str, *parents: _Parser, epilog: str = "") -> _Parser:
+        return commands.add_parser(
             name,
             parents=[shared, *parents],
             help=text,
@@ -95,61 +95,66 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    add("up", "start a deployment on this machine", spec, port, epilog=UP_EPILOG)
+    up = add("up", "start a deployment on this machine", spec, port, epilog=UP_EPILOG)
+    up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
+    up.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="abort a start after S seconds (300)"
+    )
     add("down", "stop a deployment and clean up after it", named)
     add("status", "show what runs: workers, load, processes", named)
-    add(
-        "explain",
-        "explain why a request ran where it ran, how good decisions were, or why pools have their sizes",
-        gateway,
-        epilog=EXPLAIN_EPILOG,
-    )
-    commands.choices["explain"].add_argument(
-        "request_id",
-        nargs="?",
-        metavar="REQUEST_ID",
-        help="the response's header x-request-id, or the word scaling; by default, all decisions together",
-    )
-    add("get", "list the router's view of workers", gateway, epilog=GET_EPILOG)
-    commands.choices["get"].add_argument(
-        "what", choices=("workers",), metavar="workers", help="the list to print"
-    )
-    add("drain", "take a worker out of service, or put it back", gateway, epilog=DRAIN_EPILOG)
-    _add_drain_options(commands.choices["drain"])
-    add("restart", "replace a pool's workers one by one", epilog=RESTART_EPILOG)
-    commands.choices["restart"].add_argument("pool", metavar="POOL", help="as in kvasir.yaml")
-    commands.choices["restart"].add_argument("--name", help="the deployment, if several run")
-    add("scale", "set a pool's size, or return it to the planner", epilog=SCALE_EPILOG)
-    commands.choices["scale"].add_argument(
-        "desired_sizes", metavar="POOL=N", nargs="+", help="N a number, or auto"
-    )
-    commands.choices["scale"].add_argument("--name", help="the deployment, if several run")
+    _add_operations(add, gateway)
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
-    add("plan", "compute what to run for a load, and what it costs", epilog=PLAN_EPILOG)
-    add_plan_options(commands.choices["plan"])
-    add("sim", "simulate a deployment with its traffic, in virtual time", epilog=SIM_EPILOG)
-    add_sim_options(commands.choices["sim"])
-    add("verify", "check answers and measure speed of what runs", gateway, epilog=VERIFY_EPILOG)
-    add_verify_options(commands.choices["verify"])
-    add(
-        "calibrate",
-        "measure what runs, and write a profile of its performance",
-        gateway,
-        epilog=CALIBRATE_EPILOG,
-    )
-    add_calibrate_options(commands.choices["calibrate"])
+    _add_measurements(add, gateway)
     add("version", "print the versions of Kvasir and its dependencies")
     _add_keys(commands, shared)
     add_lora(commands, shared, gateway)
     add_record(commands, shared, gateway)
     add_bench(commands, shared)
-    up = commands.choices["up"]
-    up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
-    up.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="abort a start after S seconds (300)"
-    )
     _add_config(commands, shared, spec)
     return top
+
+
+def _add_operations(add: Callable[..., _Parser], gateway: _Parser) -> None:
+    """Add what operators ask and tell a running deployment."""
+    explain = add(
+        "explain",
+        "explain why a request ran where it ran, how good decisions were, or why pools have their sizes",
+        gateway,
+        epilog=EXPLAIN_EPILOG,
+    )
+    explain.add_argument(
+        "request_id",
+        nargs="?",
+        metavar="REQUEST_ID",
+        help="the response's header x-request-id, or the word scaling; by default, all decisions together",
+    )
+    get = add("get", "list the router's view of workers", gateway, epilog=GET_EPILOG)
+    get.add_argument("what", choices=("workers",), metavar="workers", help="the list to print")
+    drain = add("drain", "take a worker out of service, or put it back", gateway, epilog=DRAIN_EPILOG)
+    _add_drain_options(drain)
+    restart = add("restart", "replace a pool's workers one by one", epilog=RESTART_EPILOG)
+    restart.add_argument("pool", metavar="POOL", help="as in kvasir.yaml")
+    scale = add("scale", "set a pool's size, or return it to the planner", epilog=SCALE_EPILOG)
+    scale.add_argument("desired_sizes", metavar="POOL=N", nargs="+", help="N a number, or auto")
+    for command in (restart, scale):
+        command.add_argument("--name", help="the deployment, if several run")
+
+
+def _add_measurements(add: Callable[..., _Parser], gateway: _Parser) -> None:
+    """Add what computes, simulates and measures the performance of deployments."""
+    plan = add("plan", "compute what to run for a load, and what it costs", epilog=PLAN_EPILOG)
+    add_plan_options(plan)
+    sim = add("sim", "simulate a deployment with its traffic, in virtual time", epilog=SIM_EPILOG)
+    add_sim_options(sim)
+    verify = add("verify", "check answers and measure speed of what runs", gateway, epilog=VERIFY_EPILOG)
+    add_verify_options(verify)
+    calibrate = add(
+        "calibrate",
+        "measure what runs, and write a profile of its performance",
+        gateway,
+        epilog=CALIBRATE_EPILOG,
+    )
+    add_calibrate_options(calibrate)
 
 
 def _gateway_options() -> _Parser:
