@@ -1,4 +1,4 @@
-"""Recordings as Parquet, a tenth of the size, for tools that read it. The only module that imports pyarrow,
+"""Recordings as Parquet, which is smaller, for tools that read it. The only module that imports pyarrow,
 which is optional.
 
 A row is a request, with the columns of the format `kvasir-workload/1`; what it holds beyond those is JSON in
@@ -26,8 +26,7 @@ def require_parquet() -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "Parquet needs pyarrow, which is not installed: pip install pyarrow, or name a file that ends in "
-            ".jsonl"
+            "Parquet needs pyarrow: install kvasir[parquet], or name a file that ends in .jsonl"
         ) from error
 
 

@@ -6,12 +6,14 @@ import errno
 import json
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from kvasir.core.errors import ConfigError, UpstreamError
@@ -20,7 +22,7 @@ from kvasir_platform.cli.main import main
 from kvasir_platform.cli.record import files as files_module
 from kvasir_platform.cli.record.files import HEADER_BYTES, FileLimits, RecordingFiles
 from kvasir_platform.cli.record.run import LOST_S, RecordingOptions, RecordingRun, RecordingState
-from kvasir_platform.workload.files import read_workload
+from kvasir_platform.workload.files import open_workload, read_workload
 
 ROOMY = FileLimits(1000, 1 << 20)
 
@@ -303,13 +305,12 @@ def test_a_path_that_cannot_be_used_is_refused_before_anything_is_recorded(
 def test_parquet_without_its_library_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"pip install pyarrow, or name a file that ends in \.jsonl"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"install kvasir\[parquet\], or name a file that ends in \.jsonl"):
         run(tmp_path / "a.parquet", Router())
 
 
 def test_parquet_holds_what_json_lines_do(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     router = Router()
     router.rows = [row(at / 10, session="session-1", decision={"mode": "whole"}) for at in range(5)]
     for name in ("a.jsonl", "a.parquet"):
@@ -319,6 +320,22 @@ def test_parquet_holds_what_json_lines_do(tmp_path: Path) -> None:
         == read_workload(tmp_path / "a.parquet", Random(0)).requests
     )
     assert not list(tmp_path.glob("*.parquet.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_bytes(b"PAR1"), "no Parquet file"),
+        (lambda path: pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), path), "no recording"),
+    ],
+    ids=["bytes", "another table"],
+)
+def test_a_parquet_file_that_is_no_recording_is_refused(
+    tmp_path: Path, write: Callable[[Path], object], message: str
+) -> None:
+    write(tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=rf"a\.parquet: {message}"):
+        open_workload(str(tmp_path / "a.parquet"), Random(0))
 
 
 # -- the command line ------------------------------------------------------------------------------
