@@ -7,7 +7,7 @@ joined once. Small pieces are merged, so that a body of single bytes needs no mo
 
 from __future__ import annotations
 
-from kvasir_platform.gateway.http.json_size import JsonSize
+from kvasir_platform.gateway.http.json_size import SMALL_BYTES, JsonSize
 
 _PIECE_BYTES = 64 << 10
 """What is gathered up to this is not touched again before the end."""
@@ -16,11 +16,12 @@ _PIECE_BYTES = 64 << 10
 class Body:
     """The bytes of one body, in pieces."""
 
-    __slots__ = ("_pieces", "_size")
+    __slots__ = ("_bytes", "_pieces", "_size")
 
     def __init__(self) -> None:
         self._pieces: list[bytes | bytearray] = []
-        self._size = JsonSize()
+        self._bytes = 0
+        self._size: JsonSize | None = None
 
     def add(self, piece: bytes) -> None:
         """Add a piece. Raise RequestError if the body so far has too many arrays, objects or values."""
@@ -32,12 +33,20 @@ class Body:
             pieces.append(bytearray(piece))
         else:
             pieces.append(piece)
-        self._size.add(piece, pieces)
+        self._bytes += len(piece)
+        if self._bytes > SMALL_BYTES:
+            self._count(piece)
 
     def take(self) -> bytes:
         """Return the whole body and clear the buffer."""
         pieces, self._pieces = self._pieces, []
-        self._size = JsonSize()
+        self._bytes, self._size = 0, None
         if len(pieces) == 1 and isinstance(pieces[0], bytes):
             return pieces[0]
         return b"".join(pieces)
+
+    def _count(self, piece: bytes) -> None:
+        if self._size is None:
+            self._size = JsonSize()
+            piece = b"".join(self._pieces)
+        self._size.add(piece, self._pieces)

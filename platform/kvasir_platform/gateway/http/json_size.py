@@ -19,6 +19,8 @@ MAX_VALUES = 1 << 19
 """Maximum number of elements of arrays and members of objects in a body."""
 MAX_STRINGS = 1 << 17
 """Maximum number of strings in a body, keys of objects included: each takes more time than a number."""
+SMALL_BYTES = min(MAX_CONTAINERS, MAX_VALUES, 2 * MAX_STRINGS)
+"""Up to this size a body needs no count: each of what is counted takes a byte."""
 _EXACT_BYTES = 1 << 19
 """A larger body is counted exactly from here on: to begin later would take too long at once."""
 _SLICE = 2 << 10
@@ -26,21 +28,40 @@ _STRING = re.compile(rb'"[^"]*"')
 _DROPPED = bytes(set(range(256)) - set(b'[{",'))
 
 
-class JsonSize:
-    """The size of one JSON text, which arrives in pieces. `containers`, `values` and `quotes`
-    are upper bounds; where
-    they exceed the limits they are exact, for valid JSON."""
+class JsonCounts:
+    """Counts of arrays and objects, of values, and of quotes, of which a string has two."""
 
-    __slots__ = ("_bytes", "_exact", "_in_string", "_kept", "containers", "quotes", "values")
+    __slots__ = ("containers", "quotes", "values")
 
     def __init__(self) -> None:
+        self.containers = 0
+        self.values = 0
+        self.quotes = 0
+
+    @property
+    def excess(self) -> str:
+        """What there is too much of; empty within the limits."""
+        if self.containers > MAX_CONTAINERS:
+            return f"more than {MAX_CONTAINERS} arrays and objects"
+        if self.values > MAX_VALUES:
+            return f"more than {MAX_VALUES} values"
+        if self.quotes > 2 * MAX_STRINGS:
+            return f"more than {MAX_STRINGS} strings"
+        return ""
+
+
+class JsonSize(JsonCounts):
+    """The size of one JSON text, which arrives in pieces. The counts are upper bounds; where they exceed the
+    limits they are exact, for valid JSON."""
+
+    __slots__ = ("_bytes", "_exact", "_in_string", "_kept")
+
+    def __init__(self) -> None:
+        super().__init__()
         self._exact = False
         self._in_string = False
         self._kept = b""
         self._bytes = 0
-        self.containers = 0
-        self.values = 0
-        self.quotes = 0
 
     def add(self, piece: bytes, pieces: Iterable[bytes | bytearray]) -> None:
         """Count `piece`; `pieces` are all so far, including this one. Raise RequestError beyond a limit."""
@@ -51,21 +72,17 @@ class JsonSize:
             self.containers += piece.count(b"[") + piece.count(b"{")
             self.values += piece.count(b",")
             self.quotes += piece.count(b'"')
-            if self._over or self._bytes > _EXACT_BYTES:
+            if self.excess or self._bytes > _EXACT_BYTES:
                 self._exact = True
                 self.containers = self.values = self.quotes = 0
                 for each in pieces:
                     self._scan(each)
-        self._check()
-
-    @property
-    def _over(self) -> bool:
-        over = self.containers > MAX_CONTAINERS or self.values > MAX_VALUES
-        return over or self.quotes > 2 * MAX_STRINGS
+        if self.excess:
+            raise RequestError(f"The body has {self.excess}.", code="body_too_complex")
 
     def _scan(self, piece: bytes | bytearray) -> None:
         for at in range(0, len(piece), _SLICE):
-            if self._over:
+            if self.excess:
                 return
             self._scan_slice(piece[at : at + _SLICE])
 
@@ -87,38 +104,20 @@ class JsonSize:
         self.containers += outside.count(b"[") + outside.count(b"{")
         self.values += outside.count(b",")
 
-    def _check(self) -> None:
-        if self.containers > MAX_CONTAINERS:
-            raise _too_complex(f"more than {MAX_CONTAINERS} arrays and objects")
-        if self.values > MAX_VALUES:
-            raise _too_complex(f"more than {MAX_VALUES} values")
-        if self.quotes > 2 * MAX_STRINGS:
-            raise _too_complex(f"more than {MAX_STRINGS} strings")
 
-
-class JsonTexts:
+class JsonTexts(JsonCounts):
     """The JSON texts inside of a body's strings, such as the arguments of tool calls, which are decoded
     too."""
 
-    __slots__ = ("_containers", "_quotes", "_values")
-
-    def __init__(self) -> None:
-        self._containers = 0
-        self._values = 0
-        self._quotes = 0
+    __slots__ = ()
 
     def add(self, text: str) -> None:
         """Count one text. Raise RequestError if the texts together exceed the limits of a body."""
         data = text.encode("utf-8", "surrogatepass")
         size = JsonSize()
         size.add(data, (data,))
-        self._containers += size.containers
-        self._quotes += size.quotes
-        self._values += size.values
-        too_many = self._containers > MAX_CONTAINERS or self._values > MAX_VALUES
-        if too_many or self._quotes > 2 * MAX_STRINGS:
-            raise _too_complex("JSON texts with too many arrays, objects or values in all")
-
-
-def _too_complex(what: str) -> RequestError:
-    return RequestError(f"The body has {what}.", code="body_too_complex")
+        self.containers += size.containers
+        self.values += size.values
+        self.quotes += size.quotes
+        if self.excess:
+            raise RequestError(f"The body has JSON texts with {self.excess} in all.", code="body_too_complex")

@@ -71,10 +71,11 @@ def test_brackets_and_commas_in_a_prompt_are_no_values() -> None:
     ids=["arrays", "objects", "nested", "numbers", "strings"],
 )
 @pytest.mark.parametrize("text", [0, 2 << 20], ids=["alone", "after text"])
-def test_a_body_with_too_many_values_is_refused_while_it_arrives(inside: bytes, text: int) -> None:
+@pytest.mark.parametrize("size", [1000, 64 << 10], ids=["small pieces", "large pieces"])
+def test_a_body_with_too_many_values_is_refused_while_it_arrives(inside: bytes, text: int, size: int) -> None:
     data = b'{"prompt":"' + b"[" * text + b'","a":[' + inside + b"0]}"
     with pytest.raises(RequestError) as refused:
-        sent(data)
+        sent(data, size)
     assert refused.value.code == "body_too_complex"
 
 
