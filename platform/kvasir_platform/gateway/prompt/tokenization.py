@@ -242,8 +242,8 @@ class TokenizerPool:
         done: Callable[[_T], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Run `work` in a thread, and call one of the two on this event loop. Raise CapacityError if too many
-        are queued."""
+        """Run `work` in a thread, and call `done` on this event loop; `failed` with what either raises. Raise
+        CapacityError if too many are queued."""
         if self._pending >= _MAX_PENDING:
             raise CapacityError("Too many long prompts wait to be tokenized.", code="tokenizer_busy")
         self._pending += 1
@@ -255,8 +255,12 @@ class TokenizerPool:
                 return
             error = future.exception()
             if error is None:
-                done(future.result())
-            else:
+                try:
+                    done(future.result())
+                # Nobody else would hear of it: the event loop called this.
+                except Exception as fault:  # noqa: BLE001
+                    error = fault
+            if error is not None:
                 failed(error)
 
         working.add_done_callback(ended)

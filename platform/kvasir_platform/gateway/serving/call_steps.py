@@ -32,13 +32,9 @@ class ServedCall(ABC):
         self.model: str | None = None
 
     def encoded(self, ids: list[array[int]]) -> None:
-        """The tokenizer has made the ids of the texts."""
-        try:
-            if not self._client_left():
-                self.submit(ids)
-        # Whatever a step raises is the call's answer: the tokenizer's turn of the loop must not end by it.
-        except Exception as error:  # noqa: BLE001
-            self.failed(error)
+        """The tokenizer has made the ids of the texts. May raise KvasirError."""
+        if not self._client_left():
+            self.submit(ids)
 
     def admitted(self, charge: Charge) -> None:
         """The tenant's limits let the call in, and have charged it."""
@@ -53,7 +49,7 @@ class ServedCall(ABC):
             except BaseException:
                 charge.release()
                 raise
-        # As in `encoded`: the next call's admission must not fail with this one.
+        # Whatever a step raises is the call's answer: the next call's admission must not fail with this one.
         except Exception as error:  # noqa: BLE001
             self.failed(error)
 

@@ -25,8 +25,10 @@ from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 _MAX_INLINE_MESSAGES = 512
 _MAX_INLINE_BYTES = 64 << 10
-"""Longer conversations are rendered in a thread: each message takes some microseconds, and so does each call
-in one."""
+"""Conversations with more messages, or more bytes beside their texts, are rendered in a thread: every
+message, call and tool takes some microseconds."""
+_MAX_INLINE_TEXT = 256 << 10
+"""So are larger bodies: a text is only copied, but several times."""
 
 
 class GenerateApi(RoutedApi):
@@ -156,12 +158,8 @@ class GenerateCall(RoutedCall):
         return self._asked, self._call_for(self._asked.model)
 
     def _rendered_later(self, rendered: tuple[Served, Call]) -> None:
-        try:
-            if not self._client_left():
-                self._answer_with(*rendered)
-        # As in `encoded`: whatever a step raises is the call's answer.
-        except Exception as error:  # noqa: BLE001
-            self.failed(error)
+        if not self._client_left():
+            self._answer_with(*rendered)
 
     def _answer_with(self, served: Served, call: Call) -> None:
         self._served, self._call = served, call
@@ -200,9 +198,15 @@ class GenerateCall(RoutedCall):
 
 def renders_in_thread(body: ChatBody | CompletionBody | TokenizeBody, size: int) -> bool:
     """Return whether a body of `size` bytes is rendered in a thread rather than on the event loop."""
-    if isinstance(body, CompletionBody) or body.messages is None:
+    messages = None if isinstance(body, CompletionBody) else body.messages
+    if messages is None:
         return False
-    return len(body.messages) > _MAX_INLINE_MESSAGES or size > _MAX_INLINE_BYTES
+    if len(messages) > _MAX_INLINE_MESSAGES or size > _MAX_INLINE_TEXT:
+        return True
+    if size <= _MAX_INLINE_BYTES:
+        return False
+    texts = sum(len(each.content) for each in messages if isinstance(each.content, str))
+    return size - texts > _MAX_INLINE_BYTES
 
 
 def stopping() -> CapacityError:

@@ -108,16 +108,9 @@ class TokenizeTextCall(_TextCall):
         model = self._model
         render = partial(tokenize_call, self._body, model.name, model.tokenizer.template, model.capabilities)
         if renders_in_thread(self._body, len(self._exchange.request.body)):
-            model.tokenizers.later(render, self._rendered_later, self.failed)
+            model.tokenizers.later(render, self._rendered, self.failed)
         else:
             self._rendered(render())
-
-    def _rendered_later(self, call: TokenizeCall) -> None:
-        try:
-            self._rendered(call)
-        # As in `admitted`: an exception is the response of this call.
-        except Exception as error:  # noqa: BLE001
-            self.failed(error)
 
     def _rendered(self, call: TokenizeCall) -> None:
         self._call = call

@@ -218,6 +218,18 @@ async def test_what_goes_wrong_in_a_thread_is_told() -> None:
     pool.close()
 
 
+async def test_what_goes_wrong_after_a_thread_is_told_as_well() -> None:
+    pool = TokenizerPool(Slow(10_000.0))
+    told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def done(_ids: list[int]) -> None:
+        raise ValueError("bad")
+
+    pool.later(lambda: [1], done, told.set_result)
+    assert str(await told) == "bad"
+    pool.close()
+
+
 async def test_too_many_long_prompts_are_refused() -> None:
     pool = TokenizerPool(Slow(10_000.0))
     loop = asyncio.get_running_loop()
