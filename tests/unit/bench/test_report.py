@@ -29,11 +29,11 @@ from kvasir_platform.bench.report.result import (
     course_of,
     read_result,
     samples_of,
-    write_file,
 )
 from kvasir_platform.bench.report.tables import difference_rows, knee_line
 from kvasir_platform.bench.slo import BenchSlo, parse_slo
 from kvasir_platform.bench.tally import BenchTally, GapCounts
+from kvasir_platform.reports.files import write_file
 
 
 def ended(
@@ -198,7 +198,7 @@ def test_a_page_stands_alone_and_escapes_what_it_shows() -> None:
     assert tags.tags.count("svg") == 7
     assert "<m>" not in text
     assert "&lt;m&gt;" in text
-    assert "prefers-color-scheme:dark" in text
+    assert "prefers-color-scheme: dark" in text
     assert not re.search(r"\bnan\b|\binf\b", text)
 
 

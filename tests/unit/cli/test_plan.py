@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 from tests.helm.rendering import render, values
 
-from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.main import main
-from kvasir_platform.cli.plan import png
 
 LOAD = ("--rate", "10", "--prompt-tokens", "1500/4000", "--output-tokens", "250/700", "--prefix-share", "0.3")
 LLAMA = ("plan", "llama-3.1-8b", *LOAD, "--gpus", "H100,L40S")
@@ -256,14 +254,6 @@ def test_the_chart_is_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     path = tmp_path / "plan.png"
     assert ran(capsys, *LLAMA, "--png", str(path))[0] == 0
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"install kvasir\[charts\]"):
-        png.draw((), tmp_path / "plan.png")
 
 
 @pytest.mark.parametrize(

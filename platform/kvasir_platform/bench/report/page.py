@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from kvasir_platform.bench.ramp import BenchRamp
-from kvasir_platform.bench.report.chart import ChartLine, chart
 from kvasir_platform.bench.report.result import BenchResult
 from kvasir_platform.bench.report.tables import (
     FIGURES_HEAD,
@@ -17,15 +16,9 @@ from kvasir_platform.bench.report.tables import (
     ramp_rows,
     rate_lines,
 )
+from kvasir_platform.reports.charts import LineChart, PlottedLine, line_chart
+from kvasir_platform.reports.document import charts, document, table
 
-_STYLE = (
-    ":root{color-scheme:light dark;--line:#8886;--a:#0969da;--b:#bc4c00;--c:#1a7f37}"
-    "@media(prefers-color-scheme:dark){:root{--a:#58a6ff;--b:#f0883e;--c:#56d364}}"
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;border-bottom:1px solid "
-    "var(--line);text-align:right}td:first-child,th:first-child{text-align:left}"
-    "figure{display:inline-block;margin:0 1rem 1rem 0}figcaption{font-size:13px}.note{font-weight:600}"
-)
 _CDF_POINTS = 200
 
 
@@ -33,85 +26,70 @@ def as_page(result: BenchResult) -> str:
     """The page."""
     title = f"{result.model}: {result.workload}"
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        '<meta name=viewport content="width=device-width,initial-scale=1">',
-        f"<title>kvasir bench: {html.escape(title)}</title><style>{_STYLE}</style>",
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p>{html.escape(result.url)}, {html.escape(result.api)}, {html.escape(result.mode)}, "
-        f"{html.escape(result.began)}. SLO: {html.escape(str(result.slo))}.</p>",
-        *(f"<p class=note>{html.escape(note)}</p>" for note in result.notes),
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{escape(result.url)}, {escape(result.api)}, {escape(result.mode)}, "
+        f"{escape(result.began)}. SLO: {escape(str(result.slo))}.</p>",
+        *(f'<p class="note">{escape(note)}</p>' for note in result.notes),
     ]
     if result.interrupted:
-        parts.append("<p class=note>The run was interrupted: these are the figures until then.</p>")
+        parts.append('<p class="note">The run was interrupted: these are the figures until then.</p>')
     if result.ramp is not None:
         parts += _ramp(result.ramp)
     parts += [
         "<h2>Times</h2>",
-        _table(FIGURES_HEAD, figure_rows(result.figures)),
+        table(FIGURES_HEAD, figure_rows(result.figures)),
         "<h2>Rates</h2>",
         "<ul>",
-        *(f"<li>{html.escape(line)}</li>" for line in rate_lines(result.figures)),
+        *(f"<li>{escape(line)}</li>" for line in rate_lines(result.figures)),
         "</ul>",
-        *_charts(result),
+        charts(line_chart(each) for each in _charts(result)),
     ]
     if errors := error_rows(result.figures):
-        parts += ["<h2>Errors</h2>", _table(("KIND", "COUNT", "FIRST MESSAGE"), errors)]
-    return "\n".join(parts) + "\n"
+        parts += ["<h2>Errors</h2>", table(("KIND", "COUNT", "FIRST MESSAGE"), errors)]
+    return document(f"kvasir bench: {title}", "".join(parts))
 
 
-def _charts(result: BenchResult) -> Iterable[str]:
-    curves = [
-        ChartLine(name, color, _distribution(result.samples.get(key, ()), scale))
-        for key, name, color, scale in (("ttft", "TTFT", "a", 1e3), ("e2e", "E2E", "b", 1e3))
-    ]
-    if any(each.points for each in curves):
-        yield chart("share of requests (%) by ms at most", curves, 100.0)
-    if tpot := _distribution(result.samples.get("tpot", ()), 1e3):
-        yield chart("share of requests (%) by mean ITL, ms", [ChartLine("TPOT", "c", tpot)], 100.0)
+def _charts(result: BenchResult) -> Iterable[LineChart]:
+    known = result.samples
+    ends = tuple(
+        PlottedLine(name, _distribution(known.get(key, ())))
+        for key, name in (("ttft", "TTFT"), ("e2e", "E2E"))
+    )
+    yield LineChart("Requests by time", "ms at most", "% of requests", ends, most=100.0)
+    tpot = PlottedLine("TPOT", _distribution(known.get("tpot", ())))
+    yield LineChart("Requests by mean ITL", "ms at most", "% of requests", (tpot,), most=100.0)
     course = result.course
-    if len(course) > 1:
-        yield chart(
-            "TTFT over the run (s), ms",
-            [
-                ChartLine("p50", "a", [(x.at_s, x.ttft_p50_s * 1e3) for x in course if x.begun]),
-                ChartLine("p95", "b", [(x.at_s, x.ttft_p95_s * 1e3) for x in course if x.begun]),
-            ],
-        )
-        yield chart(
-            "output tokens/s over the run (s)",
-            [ChartLine("tokens/s", "a", [(x.at_s, x.output_tokens_per_s) for x in course])],
-        )
-        yield chart(
-            "running requests over the run (s)",
-            [ChartLine("running", "c", [(x.at_s, float(x.running)) for x in course])],
-        )
+    if len(course) < 2:
+        return
+    begun = [each for each in course if each.begun]
+    parts = (
+        PlottedLine("p50", tuple((each.at_s, each.ttft_p50_s * 1e3) for each in begun)),
+        PlottedLine("p95", tuple((each.at_s, each.ttft_p95_s * 1e3) for each in begun)),
+    )
+    yield LineChart("TTFT over the run", "s", "ms", parts)
+    tokens = PlottedLine("output", tuple((each.at_s, each.output_tokens_per_s) for each in course))
+    yield LineChart("Output over the run", "s", "tokens/s", (tokens,))
+    running = PlottedLine("running", tuple((each.at_s, float(each.running)) for each in course))
+    yield LineChart("Running requests over the run", "s", "requests", (running,))
 
 
 def _ramp(ramp: BenchRamp) -> Iterable[str]:
     points = [(each.rate, each.figures) for each in ramp.points]
+    served = PlottedLine("served", tuple((rate, found.requests_per_s) for rate, found in points))
+    goodput = PlottedLine("goodput", tuple((rate, found.goodput_per_s) for rate, found in points))
+    ttft = PlottedLine("p95", tuple((rate, found.ttft.p95 * 1e3) for rate, found in points))
+    shown = (
+        LineChart("Served, and within the SLO", "requests/s asked for", "requests/s", (served, goodput)),
+        LineChart("TTFT p95", "requests/s asked for", "ms", (ttft,)),
+    )
     yield "<h2>Ramp</h2>"
-    yield _table(RAMP_HEAD, ramp_rows(ramp))
-    yield chart(
-        "requests/s asked for, and served within the SLO",
-        [
-            ChartLine("served", "b", [(rate, found.requests_per_s) for rate, found in points]),
-            ChartLine("goodput", "a", [(rate, found.goodput_per_s) for rate, found in points]),
-        ],
-    )
-    yield chart(
-        "TTFT p95 by requests/s, ms", [ChartLine("p95", "a", [(r, f.ttft.p95 * 1e3) for r, f in points])]
-    )
+    yield table(RAMP_HEAD, ramp_rows(ramp))
+    yield charts(line_chart(each) for each in shown)
 
 
-def _distribution(values: Sequence[float], scale: float) -> list[tuple[float, float]]:
-    """The share of values that do not exceed each of some of them."""
-    ordered = sorted(values)
+def _distribution(seconds: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """Some of the times in ms, each with the percentage of times that do not exceed it."""
+    ordered = sorted(seconds)
     step = max(1, math.ceil(len(ordered) / _CDF_POINTS))
     places = sorted({*range(0, len(ordered), step), len(ordered) - 1}) if ordered else []
-    return [(ordered[i] * scale, (i + 1) / len(ordered) * 100) for i in places]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["<table><tr>" + "".join(f"<th>{html.escape(each)}</th>" for each in head) + "</tr>"]
-    lines += ["<tr>" + "".join(f"<td>{html.escape(each)}</td>" for each in row) + "</tr>" for row in rows]
-    return "\n".join([*lines, "</table>"])
+    return tuple((ordered[i] * 1e3, (i + 1) / len(ordered) * 100) for i in places)

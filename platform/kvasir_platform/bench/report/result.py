@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from kvasir_platform.bench.figures import BenchFigures
 from kvasir_platform.bench.ramp import BenchRamp
 from kvasir_platform.bench.slo import BenchSlo
 from kvasir_platform.bench.tally import BenchTally
+from kvasir_platform.reports.files import read_json
 
 FORMAT = "kvasir-bench/1"
 MOST_SAMPLES = 5_000
@@ -105,24 +105,9 @@ def as_json(result: BenchResult) -> dict[str, Any]:
     return shown
 
 
-def write_file(path: Path, text: str, option: str) -> None:
-    """Write what `option` asks for. Raises ConfigError if the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: {error.strerror or error}") from error
-
-
 def read_result(path: Path) -> dict[str, Any]:
     """The JSON of a result. Raises ConfigError that says what is wrong with the file."""
-    try:
-        if path.stat().st_size > _FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {_FILE_BYTES >> 20} MiB")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: no JSON: {error}") from error
+    value = read_json(path, _FILE_BYTES, str(path))
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ConfigError(f"{path}: no benchmark; name a file that `kvasir bench --json FILE` wrote")
     return value

@@ -23,7 +23,7 @@ from kvasir_platform.bench.load import LoadLimits
 from kvasir_platform.bench.ramp import RampPlan
 from kvasir_platform.bench.report.compare import differences, unlike
 from kvasir_platform.bench.report.page import as_page
-from kvasir_platform.bench.report.result import BenchResult, as_json, read_result, write_file
+from kvasir_platform.bench.report.result import BenchResult, as_json, read_result
 from kvasir_platform.bench.report.tables import (
     DIFFERENCE_HEAD,
     FIGURES_HEAD,
@@ -42,6 +42,7 @@ from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.load_bar import LoadBar
 from kvasir_platform.cli.common.output import CommandOutput, table
 from kvasir_platform.cli.common.running import GatewayAddress, gateway_site
+from kvasir_platform.reports.files import write_file
 from kvasir_platform.workload.files import load_workload
 from kvasir_platform.workload.requests import Workload
 from kvasir_platform.workload.shapes import reshaped

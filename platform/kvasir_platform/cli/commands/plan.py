@@ -20,9 +20,9 @@ from kvasir_platform.capacity.analysis.uncertainty import error_bars
 from kvasir_platform.capacity.search import PlanRequest, search
 from kvasir_platform.capacity.written import deployment_of, values_of
 from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.plan.charts import cost_chart
 from kvasir_platform.cli.plan.data import as_data
 from kvasir_platform.cli.plan.page import page
-from kvasir_platform.cli.plan.png import draw
 from kvasir_platform.cli.plan.read import read_request
 from kvasir_platform.cli.plan.report import (
     PlanReport,
@@ -31,6 +31,8 @@ from kvasir_platform.cli.plan.report import (
     batch_lines,
     summary,
 )
+from kvasir_platform.reports.files import write_file
+from kvasir_platform.reports.png import draw
 
 _CONTEXT = 8192
 
@@ -85,10 +87,10 @@ def _write_charts(report: PlanReport, args: argparse.Namespace, output: CommandO
     output.text("... plans for other SLOs, for the charts")
     curves: tuple[CostCurve, ...] = cost_curves(report.result)
     if args.html is not None:
-        _save(args.html, page(report, curves), "--html")
+        write_file(args.html, page(report, curves), "--html")
         output.text(f"page: {args.html}")
     if args.png is not None:
-        draw(curves, args.png)
+        draw([cost_chart(curve) for curve in curves], args.png)
         output.text(f"chart: {args.png}")
 
 
@@ -107,7 +109,7 @@ def _write(report: PlanReport, request: PlanRequest, folder: Path, output: Comma
         raise ConfigError(f"--write {folder}: {error.strerror or error}") from error
     head = f"# {best.title}\n# Made by `kvasir plan` from computed times, not from measurements.\n"
     for name, text in (("kvasir.yaml", spec), ("values.yaml", values)):
-        _save(folder / name, head + text, "--write")
+        write_file(folder / name, head + text, "--write")
     output.text(f"\nplan 1 is in {folder}/kvasir.yaml; next: kvasir check -f {folder}/kvasir.yaml")
     output.text(f"for a cluster: helm install RELEASE helm/kvasir -f {folder}/values.yaml")
 
@@ -117,10 +119,3 @@ def _version() -> str | None:
         return metadata.version("kvasir")
     except metadata.PackageNotFoundError:
         return None
-
-
-def _save(path: Path, text: str, option: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: {error.strerror or error}") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from kvasir_platform.cli.showcase.bench import SLO, ShowcaseResult, Trial, play, sweep
-from kvasir_platform.cli.sim.charts import PlottedLine, bar_chart, line_chart
 from kvasir_platform.cli.sim.report import seconds
+from kvasir_platform.reports.charts import LineChart, PlottedLine, bar_chart, line_chart
 from kvasir_platform.sim.engine.options import Batching, BatchOptions
 from kvasir_platform.sim.server.results import ServerResult
 
@@ -83,15 +83,8 @@ def continuous_batching() -> ShowcaseResult:
         ("requests/s", *(f"goodput, {name}" for name in kinds), *(f"TTFT p99, {name}" for name in kinds)),
         tuple(rows),
         (
-            line_chart(
-                "Goodput",
-                "requests/s offered",
-                "requests/s within the SLO",
-                _lines(runs, lambda r: r.goodput),
-            ),
-            line_chart(
-                "TTFT p99", "requests/s offered", "s", _lines(runs, lambda r: _ttft(r, 2)), most=_TTFT_MOST
-            ),
+            _over_rates("Goodput", "requests/s within the SLO", runs, lambda r: r.goodput),
+            _over_rates("TTFT p99", "s", runs, lambda r: _ttft(r, 2), most=_TTFT_MOST),
         ),
         {"goodput": goodput},
     )
@@ -114,6 +107,11 @@ def breaking_point() -> ShowcaseResult:
         (f"{rate:g}", f"{r.goodput:.1f}", f"{r.attainment:.1%}", seconds(_ttft(r, 2)), seconds(_tpot(r, 2)))
         for rate, r in zip(_CLIMB, results, strict=True)
     ]
+    goodput = PlottedLine("goodput", tuple((x, r.goodput) for x, r in zip(_CLIMB, results, strict=True)))
+    tpot = PlottedLine(
+        "TPOT p99", tuple((x, 1e3 * _tpot(r, 2)) for x, r in zip(_CLIMB, results, strict=True))
+    )
+    offered, promised = tuple((x, x) for x in _CLIMB), tuple((x, 1e3 * SLO.itl_s) for x in _CLIMB)
     return ShowcaseResult(
         "breaking",
         "6. The breaking point",
@@ -122,41 +120,29 @@ def breaking_point() -> ShowcaseResult:
         ("requests/s", "goodput", "met the SLO", "TTFT p99", "TPOT p99"),
         tuple(rows),
         (
-            line_chart(
-                "Goodput",
-                "requests/s offered",
-                "requests/s within the SLO",
-                [
-                    PlottedLine(
-                        "goodput", tuple((x, r.goodput) for x, r in zip(_CLIMB, results, strict=True))
-                    ),
-                    PlottedLine("offered", tuple((x, x) for x in _CLIMB)),
-                ],
-            ),
-            line_chart(
-                "Time per token, p99",
-                "requests/s offered",
-                "ms",
-                [
-                    PlottedLine(
-                        "TPOT p99",
-                        tuple((x, 1e3 * _tpot(r, 2)) for x, r in zip(_CLIMB, results, strict=True)),
-                    ),
-                    PlottedLine("SLO", tuple((x, 1e3 * SLO.itl_s) for x in _CLIMB)),
-                ],
-            ),
+            _chart("Goodput", "requests/s within the SLO", goodput, PlottedLine("offered", offered)),
+            _chart("Time per token, p99", "ms", tpot, PlottedLine("SLO", promised)),
         ),
         {"holds": max(held, default=0.0)},
     )
 
 
-def _lines(
-    runs: Mapping[str, Sequence[ServerResult]], value: Callable[[ServerResult], float]
-) -> list[PlottedLine]:
-    return [
+def _over_rates(
+    title: str,
+    unit: str,
+    runs: Mapping[str, Sequence[ServerResult]],
+    value: Callable[[ServerResult], float],
+    most: float | None = None,
+) -> str:
+    lines = (
         PlottedLine(name, tuple((rate, value(r)) for rate, r in zip(_RATES, results, strict=True)))
         for name, results in runs.items()
-    ]
+    )
+    return _chart(title, unit, *lines, most=most)
+
+
+def _chart(title: str, unit: str, *lines: PlottedLine, most: float | None = None) -> str:
+    return line_chart(LineChart(title, "requests/s offered", unit, lines, most=most))
 
 
 def _ttft(result: ServerResult, part: int) -> float:

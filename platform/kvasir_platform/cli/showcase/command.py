@@ -15,6 +15,7 @@ from kvasir_platform.cli.showcase.batching import breaking_point, continuous_bat
 from kvasir_platform.cli.showcase.bench import ShowcaseResult
 from kvasir_platform.cli.showcase.engines import model_sizes, prefix_caching, several_gpus, speculation
 from kvasir_platform.cli.showcase.page import showcase_page
+from kvasir_platform.reports.files import write_file
 
 EXPERIMENTS: tuple[Callable[[], ShowcaseResult], ...] = (
     static_batching,
@@ -48,10 +49,7 @@ def showcase(args: argparse.Namespace, output: CommandOutput) -> int:
             ],
         }
     )
-    try:
-        path.write_text(showcase_page(found), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {path}: {error.strerror or error}") from error
+    write_file(path, showcase_page(found), "--html")
     output.text(f"\npage: {path}")
     return 0
 

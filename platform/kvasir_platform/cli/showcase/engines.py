@@ -7,8 +7,8 @@ from dataclasses import replace
 from kvasir.hardware.gpus import GIB
 from kvasir.performance.step import StepWork
 from kvasir_platform.cli.showcase.bench import ShowcaseResult, Trial, option_of, play
-from kvasir_platform.cli.sim.charts import PlottedLine, bar_chart, line_chart
 from kvasir_platform.cli.sim.report import seconds
+from kvasir_platform.reports.charts import LineChart, PlottedLine, bar_chart, line_chart
 from kvasir_platform.sim.engine.options import BatchOptions, SpeculationOptions
 from kvasir_platform.sim.server.results import ServerResult
 
@@ -84,12 +84,12 @@ def speculation() -> ShowcaseResult:
         (f"{lookahead}", *(seconds(_itl(runs[acceptance, lookahead])) for acceptance in _ACCEPTANCES))
         for lookahead in _LOOKAHEADS
     ]
-    lines = [
+    lines = tuple(
         PlottedLine(
             f"acceptance {acceptance:g}", tuple((x, 1e3 * _itl(runs[acceptance, x])) for x in _LOOKAHEADS)
         )
         for acceptance in _ACCEPTANCES
-    ]
+    )
     return ShowcaseResult(
         "speculation",
         "4. Speculation and ITL",
@@ -97,7 +97,11 @@ def speculation() -> ShowcaseResult:
         finding,
         ("proposals of a step", *(f"TPOT p50, acceptance {acceptance:g}" for acceptance in _ACCEPTANCES)),
         tuple(rows),
-        (line_chart("Time per token at 2 requests/s, draft at 5 % of a step", "proposals", "ms", lines),),
+        (
+            line_chart(
+                LineChart("Time per token at 2 requests/s, draft at 5 % of a step", "proposals", "ms", lines)
+            ),
+        ),
         {"tpot_s": {"plain": plain, "best": best}},
     )
 
@@ -129,10 +133,10 @@ def several_gpus() -> ShowcaseResult:
         for (ranks, result), share, price in zip(named, shares, cost, strict=True)
     ]
     ideal = tuple((float(ranks), 1e3 * itl[0] / ranks) for ranks in _RANKS)
-    lines = [
+    lines = (
         PlottedLine("simulated", tuple((float(r), 1e3 * each) for r, each in zip(_RANKS, itl, strict=True))),
         PlottedLine("divided evenly", ideal),
-    ]
+    )
     return ShowcaseResult(
         "gpus",
         "5. One to eight GPUs",
@@ -140,7 +144,7 @@ def several_gpus() -> ShowcaseResult:
         finding,
         ("GPUs", "TPOT p50", "TTFT p50", "exchanges, of a step of 32 streams", "per million output tokens"),
         tuple(rows),
-        (line_chart("Time per token", "GPUs", "ms", lines),),
+        (line_chart(LineChart("Time per token", "GPUs", "ms", lines)),),
         {"tpot_s": dict(zip(map(str, _RANKS), itl, strict=True))},
     )
 

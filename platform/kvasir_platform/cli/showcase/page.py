@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from kvasir_platform.cli.showcase.bench import ShowcaseResult
-from kvasir_platform.cli.sim.page import document, table
+from kvasir_platform.reports.document import charts, document, table
 
 _ABOUT = (
     "Seven experiments in virtual time, on the production router and on engines whose steps take what the "
@@ -28,6 +28,6 @@ def showcase_page(experiments: Sequence[ShowcaseResult]) -> str:
 def _section(each: ShowcaseResult) -> str:
     return (
         f'<section id="{each.name}"><h2>{escape(each.title)}</h2><p class="soft">{escape(each.question)}</p>'
-        f'<p class="finding">{escape(each.finding)}</p><div class="charts">{"".join(each.charts)}</div>'
+        f'<p class="finding">{escape(each.finding)}</p>{charts(each.charts)}'
         f"{table(each.head, each.rows)}</section>"
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.output import CommandOutput
-from kvasir_platform.cli.sim.page import run_page, table
+from kvasir_platform.cli.sim.charts import time_charts
+from kvasir_platform.cli.sim.page import run_page
 from kvasir_platform.cli.sim.read import SimRequest, read_request
 from kvasir_platform.cli.sim.report import (
     POOL_HEAD,
@@ -21,6 +21,9 @@ from kvasir_platform.cli.sim.report import (
     rank_lines,
     time_rows,
 )
+from kvasir_platform.reports.document import table
+from kvasir_platform.reports.files import write_file
+from kvasir_platform.reports.png import draw
 from kvasir_platform.sim.server.compare import RateSearch, compare
 from kvasir_platform.sim.server.results import ServerResult
 from kvasir_platform.sim.server.scaling import SimulatedPlanner
@@ -51,12 +54,10 @@ def sim(args: argparse.Namespace, output: CommandOutput) -> int:
             "<h2>Pools</h2>" + table(POOL_HEAD, pool_rows(result)),
         )
         page = run_page("A simulated run", request.about, cards_of(result), tables, simulation.timeline)
-        save(args.html, page, "--html")
+        write_file(args.html, page, "--html")
         output.text(f"page: {args.html}")
     if args.png is not None:
-        from kvasir_platform.cli.sim.png import draw
-
-        draw(result, request.about, args.png)
+        draw(time_charts(result), args.png, request.about)
         output.text(f"chart: {args.png}")
     return 0
 
@@ -96,11 +97,3 @@ def _compare(request: SimRequest, args: argparse.Namespace, output: CommandOutpu
         output.text(line)
     output.data(rank_data(found, request.about))
     return 0
-
-
-def save(path: Path, text: str, option: str) -> None:
-    """Write a file. Raises ConfigError."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: {error.strerror or error}") from error

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from html import escape
 
 from kvasir_platform.cli.sim.page_style import SCRIPT, STYLE
+from kvasir_platform.reports.document import document
 from kvasir_platform.sim.server.timeline import Timeline, TimelineSample
 
 Cards = Sequence[tuple[str, str]]
-Rows = Sequence[Sequence[str]]
 
 _KEY = (
     ("--bad", "waits"),
@@ -29,30 +29,12 @@ _NOW = (
 )
 
 
-def document(title: str, body: str, script: str = "") -> str:
-    """Return a whole page."""
-    scripts = f"<script>{script}</script>" if script else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{body}{scripts}</body></html>\n"
-    )
-
-
 def cards(each: Cards) -> str:
     """Return figures side by side."""
     parts = (
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in each
     )
     return f'<div class="cards">{"".join(parts)}</div>'
-
-
-def table(head: Sequence[str], rows: Rows) -> str:
-    """Return a table whose first column is text."""
-    heads = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def run_page(title: str, about: str, figures: Cards, tables: Sequence[str], timeline: Timeline) -> str:
@@ -74,7 +56,7 @@ def run_page(title: str, about: str, figures: Cards, tables: Sequence[str], time
         '<div id="stage"><svg id="links"></svg><div id="pools"></div></div>'
         f'{"".join(tables)}<script type="application/json" id="data">{_data(timeline)}</script>'
     )
-    return document(title, body, SCRIPT)
+    return document(title, body, style=STYLE, script=SCRIPT)
 
 
 def _data(timeline: Timeline) -> str:

@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 STYLE = """
-:root { --page: #fff; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --card: #f6f8fa;
-  --c1: #2563a8; --c2: #c2570c; --c3: #1a7f4b; --c4: #8250df; --bad: #b3261e; --track: #e6eaef; }
-@media (prefers-color-scheme: dark) { :root { --page: #0d1117; --ink: #e6edf3; --soft: #9aa4af;
-  --line: #30363d; --card: #161b22; --c1: #6cb0f5; --c2: #f0883e; --c3: #4cc38a; --c4: #bc8cff;
-  --bad: #ff7b72; --track: #262c34; } }
-* { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 78rem; padding: 0 1rem;
-  color: var(--ink); background: var(--page); }
-h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 1.8rem 0 .4rem; }
-p { margin: .3rem 0 .8rem; } .soft { color: var(--soft); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.2rem, 1fr)); gap: .6rem; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .5rem .7rem; }
 .card b { display: block; font-size: 1.2rem; } .card span { color: var(--soft); font-size: .8rem; }
-table { border-collapse: collapse; font-size: .87rem; margin: .4rem 0 1rem; width: 100%; }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; } th { background: var(--card); font-weight: 600; }
-svg text { fill: var(--ink); font: 11px system-ui, sans-serif; } svg .soft { fill: var(--soft); }
-svg .grid { stroke: var(--line); } .charts { display: flex; flex-wrap: wrap; gap: 1rem; }
-.charts figure { margin: 0; flex: 1 1 24rem; max-width: 38rem; } a { color: var(--c1); }
-figcaption { font-size: .87rem; font-weight: 600; }
 .player { display: flex; flex-wrap: wrap; gap: .6rem; align-items: center; position: sticky; top: 0;
   background: var(--page); padding: .5rem 0; z-index: 2; border-bottom: 1px solid var(--line); }
 .player input[type=range] { flex: 1 1 14rem; accent-color: var(--c1); }
@@ -37,8 +20,6 @@ button, select { font: inherit; color: inherit; background: var(--card); border:
 .bar { display: grid; grid-template-columns: 3.6rem 1fr 2.9rem; gap: .4rem; align-items: center; }
 .bar i { display: flex; height: .55rem; background: var(--track); border-radius: 3px; overflow: hidden; }
 .bar u { display: block; height: 100%; } .bar em { font-style: normal; text-align: right; }
-.key { display: flex; flex-wrap: wrap; gap: 1rem; font-size: .8rem; color: var(--soft); }
-.key s { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .3rem; }
 #marks { font-size: .82rem; color: var(--soft); min-height: 1.3rem; }
 #curve { width: 100%; height: 150px; display: block; cursor: pointer; }
 """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,8 @@ from kvasir_platform.cli.verify.curves import LoadPoint
 from kvasir_platform.cli.verify.run import Verification
 from kvasir_platform.cli.verify.score_file import SUFFIX, write_scores
 from kvasir_platform.cli.verify.scores import QualityFigures
-
-_WIDTH, _HEIGHT, _MARGIN = 360, 200, 44
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;border-bottom:1px solid #8884;"
-    "text-align:left}.pass{color:#1a7f37}.fail{color:#cf222e;font-weight:600}.skip{color:#6e7781}"
-    "svg{margin:0 1rem 1rem 0}:root{color-scheme:light dark}"
-)
+from kvasir_platform.reports.charts import LineChart, PlottedLine, line_chart
+from kvasir_platform.reports.document import charts, document, table
 
 
 def as_json(found: Verification) -> dict[str, Any]:
@@ -58,32 +52,29 @@ def as_html(found: Verification) -> str:
     """Return the report as a page."""
     verdict = "passed" if found.passed else "FAILED"
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>",
-        f"<title>kvasir verify: {html.escape(found.deployment)}</title><style>{_STYLE}</style>",
-        f"<h1>{html.escape(found.deployment)}: {verdict}</h1>",
-        f"<p>Model {html.escape(found.model)}, disaggregation {html.escape(found.disaggregation)}, "
-        f"{html.escape(found.began)}.</p><ul>",
-        *(f"<li>{html.escape(each)}</li>" for each in found.hardware),
+        f"<h1>{escape(found.deployment)}: {verdict}</h1>",
+        f"<p>Model {escape(found.model)}, disaggregation {escape(found.disaggregation)}, "
+        f"{escape(found.began)}.</p><ul>",
+        *(f"<li>{escape(each)}</li>" for each in found.hardware),
         "</ul><h2>Checks</h2>",
-        _table(
+        table(
             ("", "check", "evidence"),
             ((check.result, check.name, check.detail) for check in found.checks),
-            lambda row: f" class={row[0]}",
+            words=True,
+            classes=[check.result for check in found.checks],
         ),
     ]
     if found.quality is not None:
-        parts += ["<h2>Accuracy on held-out text</h2>", _table(QUALITY_HEAD, quality_rows(found.quality))]
+        parts += ["<h2>Accuracy on held-out text</h2>", table(QUALITY_HEAD, quality_rows(found.quality))]
     if found.transfers:
-        parts += ["<h2>KV transfer between workers</h2>", _table(TRANSFER_HEAD, transfer_rows(found))]
+        parts += ["<h2>KV transfer between workers</h2>", table(TRANSFER_HEAD, transfer_rows(found))]
     if found.curve:
         parts += [
             "<h2>Load</h2>",
-            _table(CURVE_HEAD, curve_rows(found.curve)),
-            _plot("TTFT p50, ms", [(each.streams, each.ttft_p50_s * 1e3) for each in found.curve]),
-            _plot("ITL p50, ms", [(each.streams, each.itl_p50_s * 1e3) for each in found.curve]),
-            _plot("tokens/s", [(each.streams, each.tokens_per_s) for each in found.curve]),
+            table(CURVE_HEAD, curve_rows(found.curve)),
+            charts(line_chart(each) for each in _curve_charts(found.curve)),
         ]
-    return "\n".join(parts) + "\n"
+    return document(f"kvasir verify: {found.deployment}", "".join(parts))
 
 
 QUALITY_HEAD = ("", "PERPLEXITY", "SAME TOP TOKEN", "KL MEAN", "KL P99 NATS")
@@ -143,42 +134,11 @@ def curve_rows(curve: Iterable[LoadPoint]) -> list[tuple[str, ...]]:
     ]
 
 
-def _table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    style: Callable[[Sequence[str]], str] = lambda _: "",
-) -> str:
-    cells = "".join(f"<th>{html.escape(each)}</th>" for each in head)
-    lines = [f"<table><tr>{cells}</tr>"]
-    for row in rows:
-        cells = "".join(f"<td>{html.escape(each)}</td>" for each in row)
-        lines.append(f"<tr{style(row)}>{cells}</tr>")
-    return "\n".join([*lines, "</table>"])
-
-
-def _plot(title: str, points: Sequence[tuple[float, float]]) -> str:
-    """Return a line over the number of streams, both axes from zero."""
-    right = max(x for x, _ in points) or 1.0
-    top = max(y for _, y in points) or 1.0
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            _MARGIN + x / right * (_WIDTH - 2 * _MARGIN),
-            _HEIGHT - _MARGIN - y / top * (_HEIGHT - 2 * _MARGIN),
-        )
-
-    placed = [at(x, y) for x, y in points]
-    line = " ".join(f"{x:.0f},{y:.0f}" for x, y in placed)
-    dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="3" fill="#0969da"/>' for x, y in placed)
-    labels = "".join(
-        f'<text x="{at(x, 0)[0]:.0f}" y="{_HEIGHT - _MARGIN + 16}" text-anchor="middle">{x:g}</text>'
-        for x, _ in points
-    )
-    return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{html.escape(title)}" '
-        'fill="currentColor" font-size="12">'
-        f'<text x="{_MARGIN}" y="16">{html.escape(title)}, by concurrent streams</text>'
-        f'<text x="{_MARGIN - 6}" y="{_MARGIN + 4}" text-anchor="end">{top:.3g}</text>'
-        f'<path d="M{_MARGIN} {_MARGIN}V{_HEIGHT - _MARGIN}H{_WIDTH - _MARGIN}" fill="none" stroke="#8888"/>'
-        f'<polyline points="{line}" fill="none" stroke="#0969da" stroke-width="2"/>{dots}{labels}</svg>'
-    )
+def _curve_charts(curve: Sequence[LoadPoint]) -> Iterable[LineChart]:
+    for title, unit, values in (
+        ("TTFT p50", "ms", [each.ttft_p50_s * 1e3 for each in curve]),
+        ("ITL p50", "ms", [each.itl_p50_s * 1e3 for each in curve]),
+        ("Output", "tokens/s", [each.tokens_per_s for each in curve]),
+    ):
+        points = tuple((float(each.streams), value) for each, value in zip(curve, values, strict=True))
+        yield LineChart(title, "concurrent streams", unit, (PlottedLine("", points),))

@@ -10,6 +10,7 @@ from typing import Any
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.verify.held_out import Window
 from kvasir_platform.cli.verify.scores import ScoredToken
+from kvasir_platform.reports.files import read_json
 
 SUFFIX = ".quality.json"
 _FORMAT = "kvasir-quality-1"
@@ -46,14 +47,7 @@ def write_scores(found: ScoredSet, path: Path) -> None:
 def read_scores(path: Path) -> ScoredSet:
     """Read what `write_scores` wrote. Raises ConfigError that says what is wrong with the file."""
     where = f"--quality-baseline {path}"
-    try:
-        if path.stat().st_size > _FILE_BYTES:
-            raise ConfigError(f"{where}: larger than {_FILE_BYTES >> 20} MiB")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}") from error
+    value = read_json(path, _FILE_BYTES, where)
     if not isinstance(value, dict) or value.get("format") != _FORMAT:
         raise ConfigError(f"{where}: no scores; name the PREFIX{SUFFIX} that --report wrote with --quality")
     try:
