@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvasir_platform.cli.common.numbers import positive, whole
+from kvasir_platform.cli.common.tls_options import add_tls_options
 from kvasir_platform.cli.help_texts import BENCH_EPILOG
 
 if TYPE_CHECKING:
@@ -112,11 +113,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of a request (600)")
     group.add_argument("--api-key-env", metavar="NAME", help="the environment variable with the API key")
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="the file with the API key")
-    group.add_argument(
-        "--cacert", metavar="FILE", help="its certificate authorities (PEM), in place of the system's"
-    )
-    group.add_argument("--cert", metavar="FILE", help="your certificate (PEM), if it requires one")
-    group.add_argument("--key", metavar="FILE", help="its key; by default in the same file")
+    add_tls_options(group)
 
 
 def run_bench(args: argparse.Namespace, output: CommandOutput) -> int:

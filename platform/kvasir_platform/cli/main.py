@@ -20,6 +20,7 @@ from kvasir.core.errors import ConfigError, KvasirError
 from kvasir_platform.cli.bench_options import add_bench, run_bench
 from kvasir_platform.cli.calibrate.arguments import add_calibrate_options
 from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.common.tls_options import add_tls_options
 from kvasir_platform.cli.help_texts import (
     CALIBRATE_EPILOG,
     CHECK_EPILOG,
@@ -165,11 +166,7 @@ def _gateway_options() -> _Parser:
         metavar="HOST:PORT",
         help="a gateway other than this machine's; https://HOST:PORT if it serves HTTPS",
     )
-    gateway.add_argument(
-        "--cacert", metavar="FILE", help="its certificate authorities (PEM), in place of the system's"
-    )
-    gateway.add_argument("--cert", metavar="FILE", help="your certificate (PEM), if it requires one")
-    gateway.add_argument("--key", metavar="FILE", help="its key; by default in the same file")
+    add_tls_options(gateway)
     return gateway
 
 
