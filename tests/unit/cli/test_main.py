@@ -33,7 +33,9 @@ def test_help_imports_nothing_that_is_slow() -> None:
     assert done.stdout.strip() == "[] []"
 
 
-@pytest.mark.parametrize("command", ["up", "status", "check", "config", "plan", "sim", "bench"])
+@pytest.mark.parametrize(
+    "command", ["up", "down", "status", "check", "config", "version", "plan", "sim", "bench"]
+)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
