@@ -108,7 +108,7 @@ proto: install-dev ## generate the wire code from proto/
 pages: install-dev ## generate the parts of docs/ that come from the code
 	@$(BIN)/kvasir config schema > docs/kvasir.schema.json
 	@page=$$($(BIN)/python -m kvasir.telemetry.reasons < docs/errors.md) && printf '%s\n' "$$page" > docs/errors.md
-	@$(BIN)/python -m kvasir_platform.gateway.openai.openapi > docs/openapi.json
+	@$(BIN)/python -m kvasir_platform.gateway.openapi.document > docs/openapi.json
 	@$(BIN)/python helm/values_pages.py
 
 sbom: ## print the installed packages as CycloneDX (EXTRA=cpu, gpu or base)

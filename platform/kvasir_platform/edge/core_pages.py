@@ -11,7 +11,6 @@ from kvasir.native import StreamGaps
 from kvasir.telemetry.metrics import CONTENT_TYPE
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import PageRequest, PageResponse
-from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
@@ -59,11 +58,11 @@ class CorePages:
         try:
             self._page(ask.path)(exchange)
         except KvasirError as error:
-            exchange.fail(error_status(error), error, error_headers(error))
+            exchange.fail(error)
         # As in the gateway, an internal error must still produce a response.
         except Exception as error:
             log.exception("cannot render the page %s", ask.path)
-            exchange.fail(500, error)
+            exchange.fail(error)
 
     def _page(self, path: str) -> PageRenderer:
         if path == "/status":

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kvasir_platform.edge.frames import PageRequest, PageResponse
 from kvasir_platform.edge.remote_router import gone
-from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
@@ -47,8 +46,7 @@ class RemotePages:
         """Handle the loss of the core."""
         waiting, self._asked = self._asked, {}
         for exchange in waiting.values():
-            error = gone()
-            exchange.fail(error_status(error), error, error_headers(error))
+            exchange.fail(gone())
 
 
 class RemoteNames(RequestNames):

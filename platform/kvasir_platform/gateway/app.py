@@ -22,7 +22,8 @@ from kvasir_platform.gateway.http.errors import MethodNotAllowed
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
 from kvasir_platform.gateway.http.request_head import HEALTH_LIVE, HEALTH_READY, METHODS
-from kvasir_platform.gateway.openai.openapi import OPENAPI, openapi_page
+from kvasir_platform.gateway.openapi.document import openapi_page
+from kvasir_platform.gateway.openapi.operations import OPENAPI
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS

@@ -18,7 +18,6 @@ import httptools
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import CLIENT_CLOSED, SLOW_READER
 from kvasir_platform.gateway.http.body import Body
-from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.limits import HttpLimits
 from kvasir_platform.gateway.http.output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, RefusalWire
@@ -45,7 +44,7 @@ _FRAMING = 8
 """Bytes on the wire per byte of a body; regular chunks need little more than one."""
 _PROBE_WITHIN_S = 1.0
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_ONLY_ONCE = frozenset((b"host", b"authorization", b"content-length", b"content-type", b"transfer-encoding"))
+_ONLY_ONCE = frozenset(b"host authorization x-api-key content-length content-type transfer-encoding".split())
 
 
 class HttpConnection(ConnectionOutput):
@@ -131,7 +130,7 @@ class HttpConnection(ConnectionOutput):
             self._wait_for(HEADERS)  # arrived together with the preceding request
         self._reading = HEADERS
         self._begun = True
-        self._method = ""
+        self._method = self._path = ""
         self._headers = {}
         self._header_count = self._header_bytes = self._body_bytes = 0
         self._url = b""
@@ -382,10 +381,11 @@ class HttpConnection(ConnectionOutput):
         if self._exchange is not None:
             self._cut(CLIENT_CLOSED)
             return
-        empty = HttpRequest(self._method, "", self._headers, b"", keep_alive=False, chunked=False)
+        path = self._path or self._url.partition(b"?")[0].decode("latin-1")
+        empty = HttpRequest(self._method, path, self._headers, b"", keep_alive=False, chunked=False)
         exchange = self._listener.exchange(empty, self._request_id(), RefusalWire(self))
         self._listener.refused(error)
-        exchange.fail(error_status(error), error, error_headers(error))
+        exchange.fail(error)
 
     def _stop_reading(self) -> None:
         self._reading = LINGER

@@ -1,9 +1,9 @@
-"""Error responses in OpenAI's format: `{"error": {message, type, param, code}}`."""
+"""Error responses in OpenAI's format, `{"error": {message, type, param, code}}`, or that of another API."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -31,6 +31,22 @@ _FINAL = frozenset(
 """Codes whose status clients retry by default although a retry fails again or doubles an overload."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ErrorFormat(Protocol):
+    """The form that one API gives to errors, and to what its clients read of every answer."""
+
+    def body(self, error: Exception, request_id: str) -> bytes:
+        """Return the JSON body. Errors other than KvasirError reveal no internal details."""
+        ...
+
+    def event(self, error: Exception, request_id: str) -> bytes:
+        """Return the server-sent event that ends a stream."""
+        ...
+
+    def lines(self, request_id: str) -> bytes:
+        """Return the header lines of every answer of the API, whole or streamed."""
+        ...
 
 
 class ErrorDetail(Struct):
@@ -68,15 +84,36 @@ def error_status(error: Exception) -> int:
     return http_status(error) if isinstance(error, KvasirError) else 500
 
 
-def error_body(error: Exception) -> bytes:
-    """Return the JSON body. Errors other than KvasirError reveal no internal details."""
+def shown_error(error: Exception) -> tuple[str, str]:
+    """Return the message and the code for the client. Errors other than KvasirError reveal no internal
+    details."""
     if isinstance(error, KvasirError):
-        message, code = error.message, error.code
-    else:
-        message, code = "Internal error; the log has the details under this request id.", "internal_error"
+        return error.message, error.code
+    return "Internal error; the log has the details under this request id.", "internal_error"
+
+
+def error_body(error: Exception) -> bytes:
+    """Return the JSON body in OpenAI's format."""
+    message, code = shown_error(error)
     param = error.param if isinstance(error, RequestError) else None
     detail = ErrorDetail(message, error_type(error_status(error)), param, code)
     return msgspec.json.encode(ErrorResponse(detail))
+
+
+class OpenAiErrors:
+    """OpenAI's `ErrorFormat`."""
+
+    def body(self, error: Exception, request_id: str) -> bytes:
+        return error_body(error)
+
+    def event(self, error: Exception, request_id: str) -> bytes:
+        return b"data: %b\n\n" % error_body(error)
+
+    def lines(self, request_id: str) -> bytes:
+        return b""
+
+
+OPENAI_ERRORS: ErrorFormat = OpenAiErrors()
 
 
 def error_headers(error: Exception) -> bytes:

@@ -13,7 +13,7 @@ from typing import Protocol
 from kvasir.core.values import value
 from kvasir.native import StreamGaps, frame_piece, http_chunk
 from kvasir.ports.router import Lane
-from kvasir_platform.gateway.http.errors import error_body
+from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat, error_headers, error_status
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -76,7 +76,8 @@ class Exchange:
     `on_gone` is called at most once, with a code, when the client left or was cut before the answer
     was complete; after it, everything written is ignored. `on_lagging` is called whenever a stream's client
     begins to lag (maybe from within a write), `on_caught_up` when it has read what waited for it. `lines` are
-    header lines that its answer carries whatever it is, `model` what it is for as metrics have it.
+    header lines that its answer carries whatever it is, `model` what it is for as metrics have it, `errors`
+    the form of its errors.
     """
 
     __slots__ = (
@@ -85,6 +86,7 @@ class Exchange:
         "_open",
         "_wire",
         "arrival_s",
+        "errors",
         "lines",
         "model",
         "on_caught_up",
@@ -95,7 +97,14 @@ class Exchange:
         "streaming",
     )
 
-    def __init__(self, request: HttpRequest, request_id: str, arrival_s: float, wire: ExchangeWire) -> None:
+    def __init__(
+        self,
+        request: HttpRequest,
+        request_id: str,
+        arrival_s: float,
+        wire: ExchangeWire,
+        errors: ErrorFormat = OPENAI_ERRORS,
+    ) -> None:
         self.request = request
         self.request_id = request_id
         self.arrival_s = arrival_s
@@ -103,7 +112,8 @@ class Exchange:
         self.on_gone: Callable[[str], None] | None = None
         self.on_lagging: Callable[[], None] | None = None
         self.on_caught_up: Callable[[], None] | None = None
-        self.lines = b""
+        self.errors = errors
+        self.lines = errors.lines(request_id)
         self.model: str | None = None
         self._wire = wire
         self._open = True
@@ -141,9 +151,10 @@ class Exchange:
         )
         self._finish()
 
-    def fail(self, status: int, error: Exception, headers: bytes = b"") -> None:
-        """Send an error in OpenAI's shape."""
-        self.respond(status, error_body(error), JSON, headers)
+    def fail(self, error: Exception) -> None:
+        """Send an error as the whole answer."""
+        body = self.errors.body(error, self.request_id)
+        self.respond(error_status(error), body, JSON, error_headers(error))
 
     def begin(self, frame: bytes, headers: bytes = b"") -> None:
         """Start an event stream with its first frame."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 
 from kvasir.config.spec.edge import GatewaySpec
@@ -17,11 +17,14 @@ from kvasir.core.errors import CapacityError, KvasirError
 from kvasir_platform.gateway.http.clients import ClientConnections, is_loopback
 from kvasir_platform.gateway.http.connection import HttpConnection
 from kvasir_platform.gateway.http.cors import Cors
+from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat
 from kvasir_platform.gateway.http.exchange import Exchange, ExchangeWire, HttpRequest
 from kvasir_platform.gateway.http.limits import HttpLimits
 from kvasir_platform.gateway.http.tls import EdgeCertificate, Handshake, Held, accept_secure
 
 Listen = socket.socket | list[socket.socket] | tuple[str, int]
+ErrorFormats = Callable[[str, Mapping[bytes, bytes]], ErrorFormat]
+"""From the path and the headers of a request to the form of its errors."""
 
 _MAX_SWEEP_S = 0.5
 _BACKLOG = 1024
@@ -35,7 +38,8 @@ class Listener:
     """Accepts connections and passes complete requests to `handler`, which must respond or keep the exchange.
 
     `early` is called for requests with a large body, or one of unknown length, before the body is read, and
-    raises KvasirError to refuse them. `on_refused` is called for requests refused before a handler. `new_id`
+    raises KvasirError to refuse them. `on_refused` is called for requests refused before a handler. `errors`
+    chooses the form of a request's errors; of a malformed request the path may be incomplete. `new_id`
     returns request ids, `now` the time of the gateway's clock, `wall` Unix time (seconds). Raise ConfigError
     for invalid certificates.
     """
@@ -51,12 +55,14 @@ class Listener:
         wall: Callable[[], float],
         early: Callable[[HttpRequest], object] | None = None,
         cors: Cors | None = None,
+        errors: ErrorFormats = lambda _path, _headers: OPENAI_ERRORS,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.handle = handler
         self.refused = on_refused
         self.early = early
         self.new_id = new_id
+        self._errors = errors
         self._cors = cors if cors is not None and cors.enabled else None
         self._limits = limits = HttpLimits.of(spec)
         self._max_connections = spec.max_connections
@@ -183,9 +189,10 @@ class Listener:
 
     def exchange(self, request: HttpRequest, request_id: str, wire: ExchangeWire) -> Exchange:
         """Return an exchange for a request that has just arrived."""
-        exchange = Exchange(request, request_id, self._now(), wire)
+        errors = self._errors(request.path, request.headers)
+        exchange = Exchange(request, request_id, self._now(), wire, errors)
         if self._cors is not None:
-            exchange.lines = self._cors.lines(request.headers)
+            exchange.lines += self._cors.lines(request.headers)
         return exchange
 
     def date(self) -> bytes:

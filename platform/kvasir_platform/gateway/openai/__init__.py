@@ -1,1 +1,1 @@
-"""OpenAI's API: schemas, validation, sampling, streamed and whole answers, and the OpenAPI document."""
+"""OpenAI's API: schemas, validation, sampling, streamed and whole answers."""

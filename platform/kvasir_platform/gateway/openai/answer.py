@@ -55,7 +55,8 @@ class AnswerHead:
     `tokens_as_ids` names tokens of the output by `token_id:N`. `prompts` may be empty unless `echo`,
     `return_token_ids`, `prompt_logprobs` or `continuous_usage` is set. With `prompt_only`, generated text is
     dropped. `parsing` is that of the request; with `legacy_functions` a call is returned as
-    `function_call`. `stops` are the stop strings of the request.
+    `function_call`. `stops` are the stop strings of the request. `prompt_tokens` counts the tokens of all
+    prompts; `context_bound`: the context has room for fewer output tokens than the client asked for.
     """
 
     id: str
@@ -74,6 +75,8 @@ class AnswerHead:
     parsing: OutputParsing | None = None
     legacy_functions: bool = False
     stops: tuple[str, ...] = ()
+    prompt_tokens: int = 0
+    context_bound: bool = False
 
     @property
     def hides_reasoning(self) -> bool:

@@ -57,7 +57,6 @@ class Call:
     model: str
     prompts: tuple[str | array[int], ...]
     sampling: Sampling
-    chat: bool
     stream: bool
     include_usage: bool
     add_special_tokens: bool
@@ -123,7 +122,6 @@ def chat_call(
             capabilities=capabilities,
             defaults=defaults,
         ),
-        chat=True,
         stream=bool(body.stream),
         include_usage=_include_usage(body),
         add_special_tokens=bool(body.add_special_tokens),
@@ -170,7 +168,6 @@ def completion_call(
             capabilities=capabilities,
             defaults=defaults,
         ),
-        chat=False,
         stream=bool(body.stream),
         include_usage=_include_usage(body),
         add_special_tokens=body.add_special_tokens is not False,
@@ -287,6 +284,12 @@ def fit_context(
     if sampling.prompt_logprobs is not None:
         _check_prompt_logprobs(sampling.prompt_logprobs, prompt_tokens)
     return sampling if limit == wanted else replace(sampling, max_tokens=limit)
+
+
+def with_room(sampling: Sampling, room: int) -> Sampling:
+    """Return `sampling` with an output limit of at most `room` tokens, unchanged without any room."""
+    wanted = sampling.max_tokens
+    return replace(sampling, max_tokens=room) if wanted is not None and 0 < room < wanted else sampling
 
 
 def _check_prompt_logprobs(alternatives: int, prompt_tokens: int) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.core.requests import Usage
-from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Embedding, Embeddings, EmbeddingUsage
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall
@@ -71,4 +70,4 @@ class EmbeddingAnswer:
 
     def fail(self, error: KvasirError) -> None:
         """Send the error instead."""
-        self._exchange.fail(error_status(error), error, error_headers(error))
+        self._exchange.fail(error)

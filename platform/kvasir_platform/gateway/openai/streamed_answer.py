@@ -17,7 +17,6 @@ from kvasir.core.requests import Delta, ToolCallDelta, Usage
 from kvasir.native import StreamGaps
 from kvasir.ports.router import Lane
 from kvasir_platform.gateway.catalog.slo_classes import TIMING_HEADER
-from kvasir_platform.gateway.http.errors import error_body, error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.openai.answer import (
     AnswerHead,
@@ -234,7 +233,7 @@ class StreamedAnswer:
         if self._lags:
             self._let_go()
         last = _DONE
-        if timing and exchange.streaming and not self._trailers and _wants_comment(exchange.request):
+        if timing and exchange.streaming and not self._trailers and wants_comment(exchange.request):
             last = b": %b\n\n%b" % (timing.strip(), last)
         if head.include_usage:
             known = [at.reasoning_tokens for at in self._progress if at is not None]
@@ -252,9 +251,10 @@ class StreamedAnswer:
         """Send the error as an event if the stream has begun, else as an error response."""
         self._let_go()
         if self._exchange.streaming:
-            self._exchange.end(b"%bdata: %b\n\n" % (self._last, error_body(error)), close=True)
+            event = self._exchange.errors.event(error, self._exchange.request_id)
+            self._exchange.end(self._last + event, close=True)
         else:
-            self._exchange.fail(error_status(error), error, error_headers(error))
+            self._exchange.fail(error)
 
     def _general_delta(self, index: int, delta: Delta) -> None:
         """As `delta`, for any content."""
@@ -385,7 +385,8 @@ def takes_trailers(request: HttpRequest) -> bool:
     return b"trailers" in [part.partition(b";")[0].strip().lower() for part in te.split(b",")]
 
 
-def _wants_comment(request: HttpRequest) -> bool:
+def wants_comment(request: HttpRequest) -> bool:
+    """Return whether the client wants the final Server-Timing as a comment of the stream."""
     return request.headers.get(_TIMING_HEADER, b"").strip().lower() == b"comment"
 
 

@@ -11,7 +11,6 @@ from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, ToolCallDelta, Usage
 from kvasir.native import StreamGaps
 from kvasir.ports.router import Lane
-from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.answer import (
     AnswerHead,
@@ -111,7 +110,7 @@ class WholeAnswer:
 
     def fail(self, error: KvasirError) -> None:
         """Send the error instead."""
-        self._exchange.fail(error_status(error), error, error_headers(error))
+        self._exchange.fail(error)
 
     def _object(self, index: int, choice: _Choice) -> dict[str, Any]:
         head = self._head

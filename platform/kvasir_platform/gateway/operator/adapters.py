@@ -11,7 +11,6 @@ import msgspec
 
 from kvasir.core.errors import KvasirError
 from kvasir.ports.router import AdapterPort
-from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import AdapterResult
 from kvasir_platform.gateway.openai.schema.decode import decode_load_adapter, decode_unload_adapter
@@ -56,10 +55,10 @@ async def _respond(exchange: Exchange, work: Coroutine[Any, Any, AdapterResult])
     try:
         result = await work
     except KvasirError as error:
-        exchange.fail(error_status(error), error, error_headers(error))
+        exchange.fail(error)
     # As in the gateway, an internal error must still produce a response.
     except Exception as error:
         log.exception("an order for an adapter failed")
-        exchange.fail(500, error)
+        exchange.fail(error)
     else:
         exchange.respond(200, msgspec.json.encode(result))

@@ -1,31 +1,34 @@
-"""From a call to the answer that it wants: streamed or whole, and what of its prompts is shown."""
+"""From a call to the answer that it wants: its form, streamed or whole, and what of its prompts is shown."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
 
+from kvasir.core.requests import Request
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.answer import Answer, AnswerHead, Prompt
+from kvasir_platform.gateway.openai.answer_formats import AnswerFormat
 from kvasir_platform.gateway.openai.calls import Call
-from kvasir_platform.gateway.openai.streamed_answer import ChatShape, CompletionShape, StreamedAnswer
-from kvasir_platform.gateway.openai.whole_answer import WholeAnswer
 from kvasir_platform.gateway.prompt.tokenization import Tokenizer
 
 
 def answer_of(
     exchange: Exchange,
     call: Call,
-    tokens: Sequence[array[int]],
+    answers: AnswerFormat,
+    requests: Sequence[Request],
     tokenizer: Tokenizer,
     *,
     created: int,
     now: Callable[[], float],
 ) -> Answer:
-    """What answers `call`, whose prompts have these ids. `created` is Unix time, and `now` reads the clock
-    that the exchange's arrival is of."""
+    """What answers `call`, which is these requests to the router. `created` is Unix time, and `now` reads the
+    clock that the exchange's arrival is of."""
+    tokens = [request.tokens for request in requests]
+    wanted = call.sampling.max_tokens
     head = AnswerHead(
-        id=f"{'chatcmpl' if call.chat else 'cmpl'}-{exchange.request_id}",
+        id=answers.answer_id(exchange.request_id),
         created=created,
         model=call.model,
         choices=len(tokens) * call.sampling.n,
@@ -41,16 +44,19 @@ def answer_of(
         parsing=call.parsing,
         legacy_functions=call.legacy_functions,
         stops=call.sampling.stop,
+        prompt_tokens=sum(map(len, tokens)),
+        context_bound=wanted is not None
+        and any((request.sampling.max_tokens or 0) < wanted for request in requests),
     )
     if not call.stream:
-        return WholeAnswer(exchange, head, chat=call.chat)
+        return answers.whole(exchange, head)
     submitted = now()
 
     def timing() -> bytes:
         admit, first = submitted - exchange.arrival_s, now() - exchange.arrival_s
         return b"server-timing: admit;dur=%.2f, ttft;dur=%.2f\r\n" % (admit * 1e3, first * 1e3)
 
-    return StreamedAnswer(exchange, head, ChatShape() if call.chat else CompletionShape(), timing)
+    return answers.streamed(exchange, head, timing)
 
 
 def _prompts(call: Call, tokens: Sequence[array[int]], tokenizer: Tokenizer) -> tuple[Prompt, ...]:

@@ -6,14 +6,13 @@ import logging
 
 from kvasir.core.errors import KvasirError
 from kvasir.telemetry.metrics import Metrics
-from kvasir_platform.gateway.http.errors import error_headers, error_status
 from kvasir_platform.gateway.http.exchange import Exchange
 
 _log = logging.getLogger(__name__)
 
 
 class ErrorAnswers:
-    """Responds to an exchange with an error in OpenAI's format."""
+    """Responds to an exchange with an error in the form of its API."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -25,11 +24,11 @@ class ErrorAnswers:
             raise error
         if isinstance(error, KvasirError):
             self.refused(error.code, exchange.model)
-            exchange.fail(error_status(error), error, error_headers(error))
+            exchange.fail(error)
             return
         _log.error("a request failed", extra={"request_id": exchange.request_id}, exc_info=error)
         self.refused("internal_error", exchange.model)
-        exchange.fail(500, error)
+        exchange.fail(error)
 
     def refused(self, code: str, model: str | None = None) -> None:
         """Count a call that ended with `code`, including calls that the client abandoned."""

@@ -1,4 +1,5 @@
-"""The two generation endpoints, and a call to one of them from its body to the router."""
+"""The two generation endpoints of OpenAI's API, and how every call that generates text comes from its body to
+the router."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from kvasir.core.requests import Request
 from kvasir_platform.gateway.catalog.models import EdgeModel, Served
 from kvasir_platform.gateway.catalog.slo_classes import session_name
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.openai.calls import Call, chat_call, completion_call, fit_context, truncated
+from kvasir_platform.gateway.openai.answer_formats import CHAT, COMPLETION, AnswerFormat
+from kvasir_platform.gateway.openai.calls import (
+    Call,
+    chat_call,
+    completion_call,
+    fit_context,
+    truncated,
+    with_room,
+)
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody, TokenizeBody
@@ -36,23 +45,29 @@ class GenerateApi(RoutedApi):
 
     def chat(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
-        self._start(caller, exchange, decode_chat(exchange.request.body))
+        self.start(caller, exchange, decode_chat(exchange.request.body), CHAT)
 
     def completion(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/completions."""
-        self._start(caller, exchange, decode_completion(exchange.request.body))
+        self.start(caller, exchange, decode_completion(exchange.request.body), COMPLETION)
 
-    def _start(self, caller: Caller, exchange: Exchange, body: ChatBody | CompletionBody) -> None:
+    def start(
+        self, caller: Caller, exchange: Exchange, body: ChatBody | CompletionBody, answers: AnswerFormat
+    ) -> None:
+        """Start a call, also one whose body another API's endpoint has translated, and answer it in the form
+        `answers`. May raise KvasirError."""
         caller.check_model(body.model)
         asked = self._context.models.find(body.model)
-        GenerateCall(self._context, self._active, caller, exchange, body=body, asked=asked).start()
+        GenerateCall(
+            self._context, self._active, caller, exchange, body=body, answers=answers, asked=asked
+        ).start()
 
 
 class GenerateCall(RoutedCall):
-    """A call for chat or completions. `asked` is the model that the client named; under a brown-out, a
-    fallback may serve it."""
+    """A call that generates text. `asked` is the model that the client named; under a brown-out, a fallback
+    may serve it."""
 
-    __slots__ = ("_asked", "_body", "_call", "_requests", "_session")
+    __slots__ = ("_answers", "_asked", "_body", "_call", "_requests", "_session")
 
     def __init__(
         self,
@@ -62,10 +77,12 @@ class GenerateCall(RoutedCall):
         exchange: Exchange,
         *,
         body: ChatBody | CompletionBody,
+        answers: AnswerFormat,
         asked: Served,
     ) -> None:
         super().__init__(context, active, caller, exchange, served=asked, salt=body.cache_salt or "")
         self._body = body
+        self._answers = answers
         self._asked = asked
         self._session = caller.session(session_name(exchange.request.headers, body.session))
         self._requests: list[Request] = []
@@ -102,7 +119,8 @@ class GenerateCall(RoutedCall):
         answer = answer_of(
             exchange,
             call,
-            [request.tokens for request in self._requests],
+            self._answers,
+            self._requests,
             self._served.model.tokenizer,
             created=int(context.wall()),
             now=context.clock.now,
@@ -173,13 +191,16 @@ class GenerateCall(RoutedCall):
         default_output = caller.default_output(self._context.deployment.gateway.default_max_tokens)
         priority = caller.priority(call.priority)
         remaining = iter(encoded)
-        param = "messages" if call.chat else "prompt"
+        param = self._answers.prompt_param
         made = []
         for i, prompt in enumerate(call.prompts):
             tokens = next(remaining) if isinstance(prompt, str) else prompt
             tokens = truncated(tokens, call.truncation, context, max(1, call.sampling.max_tokens or 1))
-            caller.check_size(len(tokens), call.sampling.max_tokens, param)
-            sampling = fit_context(call.sampling, len(tokens), context, default_output, param)
+            wanted = call.sampling
+            if self._answers.fits_output:
+                wanted = with_room(wanted, context - len(tokens))
+            caller.check_size(len(tokens), wanted.max_tokens, param)
+            sampling = fit_context(wanted, len(tokens), context, default_output, param)
             if sampling.seed is not None and i:
                 # Equal prompts in one call are meant to differ, as the choices of n are.
                 sampling = replace(sampling, seed=(sampling.seed + i * sampling.n) % (1 << 63))

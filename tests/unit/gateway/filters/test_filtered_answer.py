@@ -65,7 +65,6 @@ class Call:
             "m",
             (ids(1, 2),),
             sampling,
-            chat=True,
             stream=stream,
             include_usage=True,
             add_special_tokens=False,

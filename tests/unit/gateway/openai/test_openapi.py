@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from kvasir.telemetry.reasons import REASONS
-from kvasir_platform.gateway.openai.openapi import document_text, openapi_document
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import not_served
 from kvasir_platform.gateway.openai.schema.texts import (
@@ -21,6 +20,7 @@ from kvasir_platform.gateway.openai.schema.texts import (
     EmbeddingBody,
     TokenizeBody,
 )
+from kvasir_platform.gateway.openapi.document import document_text, openapi_document
 
 ROOT = Path(__file__).parents[4]
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)

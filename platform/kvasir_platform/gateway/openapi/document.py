@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,20 +18,13 @@ from kvasir.telemetry.reasons import REASONS
 from kvasir_platform.gateway.catalog.slo_classes import MAX_HINT, SESSION_HEADER, SLO_HEADER, TIMING_HEADER
 from kvasir_platform.gateway.http.errors import ErrorDetail, ErrorResponse, error_type
 from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.openai.schema import answers
-from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import not_served
 from kvasir_platform.gateway.openai.schema.sampling import StreamOptions
 from kvasir_platform.gateway.openai.schema.structured import StructuredOutputs
-from kvasir_platform.gateway.openai.schema.texts import (
-    CompletionBody,
-    DetokenizeBody,
-    EmbeddingBody,
-    TokenizeBody,
-)
+from kvasir_platform.gateway.openai.schema.texts import CompletionBody, EmbeddingBody, TokenizeBody
+from kvasir_platform.gateway.openapi.operations import OPERATIONS, Operation
 
-OPENAPI = "/openapi.json"
 Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
@@ -40,148 +32,6 @@ _GENERATED_ON_WORKERS = frozenset(("config_error", "start_failed", "drain_timeou
 """Codes of the command line and of logs, which no response has."""
 _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer", "minimum": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """One path and method. `chunk` is the body of each stream event; `tags` has its group."""
-
-    path: str
-    method: str
-    name: str
-    summary: str
-    answer: type[msgspec.Struct] | str
-    body: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None
-    status: int = 200
-    key: bool = True
-    tag: str = "API"
-    body_required: bool = True
-
-
-_OPERATIONS = (
-    _Operation(
-        "/v1/chat/completions",
-        "post",
-        "createChatCompletion",
-        "Create a chat completion.",
-        answers.ChatCompletion,
-        ChatBody,
-        answers.ChatChunk,
-    ),
-    _Operation(
-        "/v1/completions",
-        "post",
-        "createCompletion",
-        "Create completions of one or several prompts.",
-        answers.CompletionResponse,
-        CompletionBody,
-        answers.CompletionResponse,
-    ),
-    _Operation(
-        "/v1/embeddings",
-        "post",
-        "createEmbedding",
-        "Create embeddings.",
-        answers.Embeddings,
-        EmbeddingBody,
-    ),
-    _Operation("/tokenize", "post", "tokenize", "Tokenize a text or a chat.", answers.Tokens, TokenizeBody),
-    _Operation(
-        "/detokenize", "post", "detokenize", "Convert token ids to text.", answers.Text, DetokenizeBody
-    ),
-    _Operation("/v1/models", "get", "listModels", "List models and adapters.", answers.Models),
-    _Operation("/v1/models/{model}", "get", "retrieveModel", "Show a model or an adapter.", answers.Model),
-    _Operation(
-        "/health/live", "get", "live", "Liveness check.", answers.HealthResponse, key=False, tag="Operation"
-    ),
-    _Operation(
-        "/health/ready",
-        "get",
-        "ready",
-        "Readiness check: whether a request can be served.",
-        answers.HealthResponse,
-        key=False,
-        tag="Operation",
-    ),
-    _Operation(
-        "/status",
-        "get",
-        "status",
-        "Show the deployment and its workers.",
-        answers.StatusResponse,
-        tag="Operation",
-    ),
-    _Operation(
-        "/metrics", "get", "metrics", "Metrics in the Prometheus text format.", "text/plain", tag="Operation"
-    ),
-    _Operation(
-        "/decisions",
-        "get",
-        "regret",
-        "Sum the regret of routing decisions by cause.",
-        answers.RegretPage,
-        tag="Operation",
-    ),
-    _Operation(
-        "/decisions/{request_id}",
-        "get",
-        "explain",
-        "Explain the routing decisions of a call.",
-        answers.Decisions,
-        tag="Operation",
-    ),
-    _Operation(
-        "/recordings/{reader}",
-        "post",
-        "readRecording",
-        "Read what was recorded of requests that ended; the first call begins the recording.",
-        answers.RecordingPage,
-        answers.RecordingRead,
-        tag="Operation",
-    ),
-    _Operation(
-        "/workers/{worker_id}/drain",
-        "post",
-        "drainWorker",
-        "Take a worker out of service.",
-        answers.Drained,
-        answers.DrainRequest,
-        status=202,
-        tag="Operation",
-        body_required=False,
-    ),
-    _Operation(
-        "/workers/{worker_id}/undrain",
-        "post",
-        "undrainWorker",
-        "Put a worker back into service.",
-        answers.Drained,
-        answers.DrainRequest,
-        status=202,
-        tag="Operation",
-        body_required=False,
-    ),
-    _Operation(
-        "/v1/load_lora_adapter",
-        "post",
-        "loadLoraAdapter",
-        "Load a LoRA adapter, which is then served as a model.",
-        answers.AdapterResult,
-        LoadAdapterBody,
-        tag="Operation",
-    ),
-    _Operation(
-        "/v1/unload_lora_adapter",
-        "post",
-        "unloadLoraAdapter",
-        "Unload a LoRA adapter when the requests that use it have ended.",
-        answers.AdapterResult,
-        UnloadAdapterBody,
-        tag="Operation",
-    ),
-    _Operation(OPENAPI, "get", "openapi", "This document.", "application/json", key=False, tag="Operation"),
-)
 _HINTS = ("RequestId", "TraceParent", "TraceState")
 _STEERING = (*_HINTS, "SessionId", "SloClass", "ServerTimingWish")
 
@@ -195,7 +45,7 @@ def openapi_document() -> Json:
     """Return the whole document, OpenAPI 3.1."""
     schemas = _schemas()
     paths: Json = {}
-    for operation in _OPERATIONS:
+    for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
     return {
         "openapi": "3.1.0",
@@ -233,7 +83,7 @@ def _bytes() -> bytes:
     return msgspec.json.encode(openapi_document())
 
 
-def _operation(operation: _Operation) -> Json:
+def _operation(operation: Operation) -> Json:
     shown: Json = {
         "operationId": operation.name,
         "summary": operation.summary,
@@ -257,7 +107,7 @@ def _operation(operation: _Operation) -> Json:
     return shown
 
 
-def _good(operation: _Operation) -> Json:
+def _good(operation: Operation) -> Json:
     headers = ["x-request-id", "traceparent"]
     if operation.body is not None and operation.tag == "API":
         headers += ["server-timing", *_LIMIT_HEADERS, "x-kvasir-brownout"]
@@ -292,7 +142,7 @@ def _good(operation: _Operation) -> Json:
 def _schemas() -> Json:
     kinds = [
         kind
-        for operation in _OPERATIONS
+        for operation in OPERATIONS
         for kind in (operation.body, operation.answer, operation.chunk)
         if isinstance(kind, type)
     ]

@@ -1,0 +1,161 @@
+"""The operations of the gateway: each path and method, with its body and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from kvasir_platform.gateway.openai.schema import answers
+from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
+from kvasir_platform.gateway.openai.schema.chat import ChatBody
+from kvasir_platform.gateway.openai.schema.texts import (
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TokenizeBody,
+)
+
+OPENAPI = "/openapi.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path and method. `chunk` is the body of each stream event; `tags` has its group."""
+
+    path: str
+    method: str
+    name: str
+    summary: str
+    answer: type[msgspec.Struct] | str
+    body: type[msgspec.Struct] | None = None
+    chunk: type[msgspec.Struct] | None = None
+    status: int = 200
+    key: bool = True
+    tag: str = "API"
+    body_required: bool = True
+
+
+OPERATIONS = (
+    Operation(
+        "/v1/chat/completions",
+        "post",
+        "createChatCompletion",
+        "Create a chat completion.",
+        answers.ChatCompletion,
+        ChatBody,
+        answers.ChatChunk,
+    ),
+    Operation(
+        "/v1/completions",
+        "post",
+        "createCompletion",
+        "Create completions of one or several prompts.",
+        answers.CompletionResponse,
+        CompletionBody,
+        answers.CompletionResponse,
+    ),
+    Operation(
+        "/v1/embeddings",
+        "post",
+        "createEmbedding",
+        "Create embeddings.",
+        answers.Embeddings,
+        EmbeddingBody,
+    ),
+    Operation("/tokenize", "post", "tokenize", "Tokenize a text or a chat.", answers.Tokens, TokenizeBody),
+    Operation(
+        "/detokenize", "post", "detokenize", "Convert token ids to text.", answers.Text, DetokenizeBody
+    ),
+    Operation("/v1/models", "get", "listModels", "List models and adapters.", answers.Models),
+    Operation("/v1/models/{model}", "get", "retrieveModel", "Show a model or an adapter.", answers.Model),
+    Operation(
+        "/health/live", "get", "live", "Liveness check.", answers.HealthResponse, key=False, tag="Operation"
+    ),
+    Operation(
+        "/health/ready",
+        "get",
+        "ready",
+        "Readiness check: whether a request can be served.",
+        answers.HealthResponse,
+        key=False,
+        tag="Operation",
+    ),
+    Operation(
+        "/status",
+        "get",
+        "status",
+        "Show the deployment and its workers.",
+        answers.StatusResponse,
+        tag="Operation",
+    ),
+    Operation(
+        "/metrics", "get", "metrics", "Metrics in the Prometheus text format.", "text/plain", tag="Operation"
+    ),
+    Operation(
+        "/decisions",
+        "get",
+        "regret",
+        "Sum the regret of routing decisions by cause.",
+        answers.RegretPage,
+        tag="Operation",
+    ),
+    Operation(
+        "/decisions/{request_id}",
+        "get",
+        "explain",
+        "Explain the routing decisions of a call.",
+        answers.Decisions,
+        tag="Operation",
+    ),
+    Operation(
+        "/recordings/{reader}",
+        "post",
+        "readRecording",
+        "Read what was recorded of requests that ended; the first call begins the recording.",
+        answers.RecordingPage,
+        answers.RecordingRead,
+        tag="Operation",
+    ),
+    Operation(
+        "/workers/{worker_id}/drain",
+        "post",
+        "drainWorker",
+        "Take a worker out of service.",
+        answers.Drained,
+        answers.DrainRequest,
+        status=202,
+        tag="Operation",
+        body_required=False,
+    ),
+    Operation(
+        "/workers/{worker_id}/undrain",
+        "post",
+        "undrainWorker",
+        "Put a worker back into service.",
+        answers.Drained,
+        answers.DrainRequest,
+        status=202,
+        tag="Operation",
+        body_required=False,
+    ),
+    Operation(
+        "/v1/load_lora_adapter",
+        "post",
+        "loadLoraAdapter",
+        "Load a LoRA adapter, which is then served as a model.",
+        answers.AdapterResult,
+        LoadAdapterBody,
+        tag="Operation",
+    ),
+    Operation(
+        "/v1/unload_lora_adapter",
+        "post",
+        "unloadLoraAdapter",
+        "Unload a LoRA adapter when the requests that use it have ended.",
+        answers.AdapterResult,
+        UnloadAdapterBody,
+        tag="Operation",
+    ),
+    Operation(OPENAPI, "get", "openapi", "This document.", "application/json", key=False, tag="Operation"),
+)
