@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import EngineStartError
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.pool.log_handlers import keep_open
 from kvasir_workers.pool.output_log import OutputLog
 from kvasir_workers.pool.sigterm import on_sigterm
 
@@ -48,6 +49,7 @@ class EngineFollower:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, follow: FollowerFactory, deployment: str, pool: str, rank: int
     ) -> None:
+        keep_open()
         self._follow = follow
         self._deployment = Deployment.model_validate_json(deployment)
         self._pool = pool

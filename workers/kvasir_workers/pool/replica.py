@@ -25,6 +25,7 @@ from kvasir_workers.pool.announcer import Announcer
 from kvasir_workers.pool.failures import failure_of, forget_failure, raise_again, record_failure
 from kvasir_workers.pool.fence import claim_fence, fence_name
 from kvasir_workers.pool.followers import Followers, NodePlan
+from kvasir_workers.pool.log_handlers import keep_open
 from kvasir_workers.pool.output_log import OutputLog
 from kvasir_workers.pool.sigterm import on_sigterm
 
@@ -80,6 +81,7 @@ class PoolReplica:
         *,
         nodes: NodePlan | None = None,
     ) -> None:
+        keep_open()
         spec = Deployment.model_validate_json(deployment)
         self._failure: str | None = None
         self._drain_s = spec.worker.drain_s
