@@ -50,6 +50,8 @@ class RouterMux:
         self._routers = tuple(models.values())
         self._discovery = discovery
         self._ready_when_any = ready_when_any
+        self._was_ready = False
+        self._closing = False
         self.recordings = recordings
         self.adapters = ModelAdapters({name: router.adapters for name, router in models.items()})
 
@@ -106,6 +108,14 @@ class RouterMux:
         if not reasons or (self._ready_when_any and len(reasons) < len(self._models)):
             return None
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+
+    def refusing_reason(self) -> str | None:
+        """See RouterPort."""
+        if self._closing:
+            return "the router is stopping"
+        missing = self.not_ready_reason()
+        self._was_ready = self._was_ready or missing is None
+        return None if self._was_ready else missing
 
     def not_ready_models(self) -> dict[str, str | None]:
         """See RouterPort."""
@@ -174,6 +184,7 @@ class RouterMux:
 
     async def close(self) -> None:
         """See Router.close. Idempotent."""
+        self._closing = True
         await asyncio.gather(*(router.close() for router in self._routers))
 
     def validate_state(self) -> None:

@@ -144,6 +144,7 @@ class Router:
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
         self._closing = False
+        self._was_ready = False
         self._closed = asyncio.Event()
 
     # -- RouterPort ------------------------------------------------------------------------------
@@ -205,6 +206,12 @@ class Router:
         missing = self._machine.fleet.missing()
         asleep = self._sleeps and self._awake_in_s is not None
         return None if asleep else missing
+
+    def refusing_reason(self) -> str | None:
+        """See RouterPort."""
+        missing = self.not_ready_reason()
+        self._was_ready = self._was_ready or missing is None
+        return missing if self._closing or not self._was_ready else None
 
     def not_ready_models(self) -> dict[str, str | None]:
         """See RouterPort."""

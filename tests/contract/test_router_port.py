@@ -316,7 +316,7 @@ async def test_readiness_and_pressure_are_told(behind: Behind) -> None:
         port.submit(asked, stream)
         (await router.submitted()).finish()
         await stream.finished()
-    assert port.not_ready_reason() == "no worker"
+    assert port.not_ready_reason() == port.refusing_reason() == "no worker"
     assert port.not_ready_models() == {"kvasir-tiny": "no worker", "other": None}
     assert port.brownout("kvasir-tiny") == router.browned_out
 

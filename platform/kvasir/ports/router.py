@@ -363,6 +363,12 @@ class RequestPort(Protocol):
         """Return None if a request can be served at once, else what is missing."""
         ...
 
+    def refusing_reason(self) -> str | None:
+        """Return None if clients may send requests, else why not. It stays None from the first time that the
+        deployment was ready until the router stops: requests then wait for workers that are lost, or are
+        refused one by one."""
+        ...
+
     def not_ready_models(self) -> dict[str, str | None]:
         """Return, by model name, None if a request for the model can be served at once, else what is
         missing."""

@@ -267,7 +267,12 @@ _TABLE = (
         "The router is recorded by as many readers as it can have.",
         "End one; it is forgotten 30 s after its last call.",
     ),
-    Reason("no_workers", 503, "No worker can take the request.", "Retry; see /health/ready."),
+    Reason(
+        "no_workers",
+        503,
+        "No worker can take the request.",
+        "Retry after `Retry-After` seconds; /status says what is missing.",
+    ),
     Reason("queue_full", 503, "The queue for workers is full.", "Retry after `Retry-After` seconds."),
     Reason(
         "tenant_queue_full",

@@ -14,6 +14,7 @@ def core_status_of(router: RequestPort) -> CoreStatus:
     models = router.not_ready_models()
     brownouts = {model: router.brownout(model) for model in models}
     return CoreStatus(
+        router.refusing_reason(),
         router.not_ready_reason(),
         models,
         {model: view for model, view in brownouts.items() if view.level},

@@ -115,9 +115,11 @@ class PageResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
-    """The state of admission: the reason why no request could be served immediately (None: it could), in
-    total and per model, the brown-out of each model, and the adapters that were loaded at run time."""
+    """The state of admission: the reason why clients may not send requests (None: they may), the reason why
+    no request could be served immediately, in total and per model, the brown-out of each model, and the
+    adapters that were loaded at run time."""
 
+    refusing: str | None
     missing: str | None
     missing_by_model: dict[str, str | None]
     brownouts: dict[str, BrownoutView]

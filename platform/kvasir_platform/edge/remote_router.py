@@ -56,7 +56,7 @@ class RemoteRouter:
         self._now = now
         self._live: dict[str, _Live] = {}
         self._fast_path = FastPath(_place) if fast_path else None
-        self._core_status = CoreStatus("no status received from the router yet", {}, {})
+        self._core_status = _no_status("no status received from the router yet")
         self.adapters = _RemoteAdapters(lambda: self._core_status.adapters)
 
     @property
@@ -91,6 +91,10 @@ class RemoteRouter:
     def not_ready_reason(self) -> str | None:
         """See RequestPort."""
         return self._core_status.missing
+
+    def refusing_reason(self) -> str | None:
+        """See RequestPort."""
+        return self._core_status.refusing
 
     def not_ready_models(self) -> dict[str, str | None]:
         """See RequestPort."""
@@ -145,7 +149,7 @@ class RemoteRouter:
 
     def lost(self) -> None:
         """Handle the loss of the core: end every request."""
-        self._core_status = CoreStatus("the router has ended", {}, {})
+        self._core_status = _no_status("the router has ended")
         for found in list(self._live.values()):
             error = gone()
             self._end(self._summary(found.request, error), error)
@@ -193,3 +197,7 @@ def ended_badly(request: Request, code: str, now: float, *, refused: bool = Fals
 def gone() -> CapacityError:
     """Return the error for everything that needs the lost core."""
     return CapacityError("The router has ended.", code="router_lost")
+
+
+def _no_status(reason: str) -> CoreStatus:
+    return CoreStatus(reason, reason, {}, {})

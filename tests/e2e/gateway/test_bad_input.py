@@ -171,7 +171,7 @@ async def test_a_fault_of_ours_is_answered_without_its_inside(edge: Any) -> None
     def broken() -> str:
         raise ZeroDivisionError("secret detail")
 
-    edge.router.not_ready_reason = broken
+    edge.router.refusing_reason = broken
     reply = await edge.get("/health/ready")
     assert reply.status == 500
     assert json.loads(reply.body)["error"]["code"] == "internal_error"

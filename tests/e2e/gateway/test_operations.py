@@ -27,6 +27,14 @@ async def test_readiness_follows_the_router_and_says_what_is_missing(edge: Any) 
     assert (await edge.get("/health/live")).status == 200
 
 
+async def test_a_gateway_that_was_ready_stays_in_service_and_status_says_what_is_missing(edge: Any) -> None:
+    edge.router.was_ready = True
+    edge.router.reason = "no worker that decodes"
+    assert (await edge.get("/health/ready")).status == 200
+    status = json.loads((await edge.get("/status")).body)
+    assert (status["ready"], status["reason"]) == (False, "no worker that decodes")
+
+
 async def test_status_shows_the_workers(edge: Any) -> None:
     edge.router.views = [
         WorkerView("d-0", "127.0.0.1:1", "decode", "ready", load=EngineLoad(running=3), in_flight=2)

@@ -190,6 +190,7 @@ class ScriptedRouter:
         self.regrets: dict[str, RegretView] = {}
         self.drains: list[tuple[str, bool, str]] = []
         self.reason: str | None = None
+        self.was_ready = False
         self.reasons: dict[str, str | None] = {}
         self.refusal: KvasirError | None = None
         self.adapters = ScriptedAdapters()
@@ -242,6 +243,10 @@ class ScriptedRouter:
     def not_ready_reason(self) -> str | None:
         """`reason`."""
         return self.reason
+
+    def refusing_reason(self) -> str | None:
+        """`reason`, unless it `was_ready`."""
+        return None if self.was_ready else self.reason
 
     def not_ready_models(self) -> dict[str, str | None]:
         """`reasons`."""

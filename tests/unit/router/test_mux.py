@@ -97,6 +97,15 @@ class Fleet:
         await self.discovery.put(*self.discovery.endpoints, endpoint)
         return worker_id
 
+    async def lose(self, worker_id: str) -> None:
+        """Take the worker away without notice."""
+        await self.hosts[worker_id].close()
+        await self.engines[worker_id].stop()
+        left = [each for each in self.discovery.endpoints if each.worker_id != worker_id]
+        await self.discovery.put(*left)
+        while any(view.worker_id == worker_id for view in self.router.workers()):
+            await self.clock.sleep(0.01)
+
     async def until_ready(self, workers: int) -> None:
         for _ in range(1000):
             if sum(view.state == "ready" for view in self.router.workers()) == workers:
@@ -209,6 +218,32 @@ def test_it_is_ready_with_any_model_where_the_spec_says_so() -> None:
         assert fleet.router.not_ready_reason() is None
 
     tell(story, spec(ready_when="any_model"))
+
+
+def test_once_ready_it_takes_requests_without_workers_until_it_stops() -> None:
+    async def story(fleet: Fleet) -> None:
+        assert "another: no worker of role both" in str(fleet.router.refusing_reason())
+        for pool in ("first", "second", "vectors"):
+            await fleet.add(pool)
+        await fleet.until_ready(3)
+        assert fleet.router.refusing_reason() is None
+        await fleet.lose("first-0")
+        assert fleet.router.not_ready_reason() == "one: no worker of role both"
+        assert fleet.router.refusing_reason() is None
+        waits = fleet.submit("one")
+        assert (await fleet.submit("another").finished()).outcome == "ok"
+        assert not waits.ended.is_set()
+        await fleet.add("first")
+        assert (await waits.finished()).decode_worker == "first-3"
+        await fleet.lose("first-3")
+        with pytest.raises(CapacityError) as caught:
+            await fleet.submit("one").finished()
+        assert caught.value.code == "no_workers"
+        assert caught.value.retry_after_s > 0
+        await fleet.router.close()
+        assert fleet.router.refusing_reason() == "the router is stopping"
+
+    tell(story)
 
 
 def test_a_model_without_workers_is_ready_only_while_one_is_promised_for_it() -> None:

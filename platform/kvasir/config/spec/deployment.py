@@ -104,7 +104,8 @@ class Deployment(Spec):
     models: tuple[FurtherModelSpec, ...] = Field(default=(), max_length=64)
     """Additional models behind the same gateway, each with its own pools."""
     ready_when: Literal["every_model", "any_model"] = "every_model"
-    """When the gateway is ready: when every model can be served, or when at least one can."""
+    """When the gateway first becomes ready: when every model can be served, or when at least one can. From
+    then on it stays ready until it stops: requests for a model without workers wait, or get 503."""
     disaggregation: Disaggregated = "always"
     """`always` runs prefill and decode on separate workers, `auto` lets the cost model decide, `never` runs a
     request on one worker. Has no effect on pools of role `embed`."""

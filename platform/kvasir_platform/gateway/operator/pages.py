@@ -52,10 +52,11 @@ class Pages:
         _json(exchange, HealthResponse("live"))
 
     def ready(self, exchange: Exchange) -> None:
-        """GET /health/ready: 200 if a request could be served immediately, else 503 with the reason."""
+        """GET /health/ready: 200 from the first time that requests could be served until the gateway stops,
+        else 503 with the reason. What is missing later is at /status."""
         if self.draining:
             raise CapacityError("The server is stopping.", code="shutting_down")
-        reason = self._router.not_ready_reason()
+        reason = self._router.refusing_reason()
         if reason is not None:
             raise CapacityError(f"Not ready: {reason}.", code="not_ready")
         _json(exchange, HealthResponse("ready"))
