@@ -146,6 +146,18 @@ def _told(container: Object) -> Iterator[str]:
             yield f"the argument {name} in clear"
 
 
+def files_of_secrets_are_read_by_their_group_alone(release: Release) -> Iterator[str]:
+    """The group is the pod's fsGroup, which the kubelet gives the files."""
+    for pod in release.pods():
+        for volume in pod.spec.get("volumes", []):
+            if "secret" not in volume:
+                continue
+            if volume["secret"].get("defaultMode") != 0o440:
+                yield f"{pod.of}: files of {volume['name']} are not of mode 0440"
+            if "fsGroup" not in pod.spec.get("securityContext", {}):
+                yield f"{pod.of} has no fsGroup, and cannot read {volume['name']}"
+
+
 def what_serves_is_probed(release: Release) -> Iterator[str]:
     for pod in release.pods():
         if pod.component not in LONG_RUNNING:
@@ -239,6 +251,7 @@ POLICIES: tuple[Policy, ...] = (
     limits_are_everywhere,
     images_are_named_exactly,
     no_secret_is_in_a_variable_or_an_argument,
+    files_of_secrets_are_read_by_their_group_alone,
     what_serves_is_probed,
     what_serves_has_a_disruption_budget,
     every_pod_has_a_network_policy,

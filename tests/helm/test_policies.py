@@ -48,6 +48,10 @@ def _container(release: Release) -> Any:
     return _router(release)["containers"][0]
 
 
+def _secret_volume(release: Release) -> Any:
+    return next(volume for volume in _router(release)["volumes"] if "secret" in volume)
+
+
 def _worker(release: Release) -> Any:
     (cluster,) = release.of_kind("RayCluster")
     return cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]
@@ -137,6 +141,14 @@ BREAKS: list[tuple[Policy, Callable[[Release], object]]] = [
     (
         policies.no_secret_is_in_a_variable_or_an_argument,
         lambda r: r.of_kind("RayCluster")[0]["spec"]["gcsFaultToleranceOptions"].update(redisPassword={}),
+    ),
+    (
+        policies.files_of_secrets_are_read_by_their_group_alone,
+        lambda r: _without(_secret_volume(r)["secret"], "defaultMode"),
+    ),
+    (
+        policies.files_of_secrets_are_read_by_their_group_alone,
+        lambda r: _without(_router(r)["securityContext"], "fsGroup"),
     ),
     (policies.what_serves_is_probed, lambda r: _without(_container(r), "readinessProbe")),
     (policies.what_serves_is_probed, lambda r: _without(_worker(r)["containers"][0], "startupProbe")),

@@ -60,9 +60,11 @@
 - name: session
   secret:
     secretName: {{ include "kvasir.secret.session" .root }}
+    defaultMode: 0440
 - name: ray
   secret:
     secretName: {{ include "kvasir.secret.ray" .root }}
+    defaultMode: 0440
     items:
       - key: auth_token
         path: auth_token

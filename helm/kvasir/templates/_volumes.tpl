@@ -21,6 +21,7 @@
 {{- if eq .root.Values.certificates.from "certManager" -}}
 secret:
   secretName: {{ include "kvasir.name" (dict "root" .root "suffix" (printf "tls-%s" .role)) }}
+  defaultMode: 0440
   items:
     - key: ca.crt
       path: ca.pem
@@ -29,6 +30,7 @@ secret:
 {{- else -}}
 secret:
   secretName: {{ include "kvasir.secret.tls" .root }}
+  defaultMode: 0440
   items:
     - key: ca.pem
       path: ca.pem
@@ -55,6 +57,7 @@ secret:
 - name: redis
   secret:
     secretName: {{ include "kvasir.secret.redis" . }}
+    defaultMode: 0440
     items:
       - key: password
         path: password
@@ -63,6 +66,7 @@ secret:
 - name: redis-ca
   secret:
     secretName: {{ .Values.redis.caSecret }}
+    defaultMode: 0440
 {{- end }}
 {{- end -}}
 
@@ -116,6 +120,7 @@ secret:
 - name: model-token
   secret:
     secretName: {{ .Values.modelCache.tokenSecret }}
+    defaultMode: 0440
   {{- end }}
   {{- end }}
 {{- end -}}
