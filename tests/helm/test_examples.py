@@ -48,7 +48,7 @@ KINDS = {
 # The least, first and most pods of each group.
 PODS = {
     "autoscaled": {"prefill": (1, 2, 8), "decode": (1, 2, 4)},
-    "cpu-try-out": {"prefill": (1, 1, 1), "decode": (1, 1, 1)},
+    "cpu-try-out": {"prefill": (1, 1, 2), "decode": (1, 1, 2)},
     "one-engine-two-nodes": {"wide": (2, 2, 2), "wide-followers": (2, 2, 2)},
     "one-node-8-gpus": {"prefill": (2, 2, 2), "decode": (6, 6, 6)},
     "rdma-prefill-decode": {"prefill": (2, 2, 6), "decode": (4, 4, 12)},
@@ -145,6 +145,36 @@ def test_routers_and_the_head_have_the_resources_that_are_asked_for(name: str) -
     if "head" in values:
         (head,) = (pod for pod in release.pods() if pod.component == "head")
         assert head.spec["containers"][0]["resources"] == values["head"]["resources"]
+
+
+def test_the_try_out_and_one_pod_that_rolls_fit_two_cpus_and_12_gib() -> None:
+    release = example("cpu-try-out")
+    (cluster,) = release.of_kind("RayCluster")
+    autoscaler = cluster["spec"]["autoscalerOptions"]["resources"]["requests"]
+    # KubeRay's operator, and the init container with which it makes workers wait for the head.
+    operator, waits = {"cpu": "100m", "memory": "512Mi"}, {"cpu": "200m", "memory": "256Mi"}
+    asked = {
+        pod.of: pod.spec["containers"][0]["resources"]["requests"]
+        for pod in release.pods()
+        if pod.component != "test"
+    }
+    workers = [each["template"]["spec"]["containers"][0] for each in groups(release).values()]
+    for kind, most in {"cpu": 2000, "memory": 12 << 10}.items():
+        pools = [max(_amount(each["resources"]["requests"][kind]), _amount(waits[kind])) for each in workers]
+        others = [
+            _amount(each[kind]) for of, each in asked.items() if of.rpartition(" ")[2] not in groups(release)
+        ]
+        total = sum(pools) + sum(others) + _amount(operator[kind]) + _amount(autoscaler[kind])
+        assert total + max(pools) <= most, kind
+
+
+def _amount(text: str) -> int:
+    """A quantity of CPU in thousandths, of memory in MiB."""
+    if text.endswith("Gi"):
+        return int(text[:-2]) << 10
+    if text.endswith("Mi"):
+        return int(text[:-2])
+    return int(text[:-1]) if text.endswith("m") else int(text) * 1000
 
 
 def test_the_size_of_routers_has_one_owner() -> None:
