@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,17 @@ def test_a_second_request_with_the_same_prefix_hits_the_cache(stack: Stack) -> N
     assert second.usage.prompt_tokens_details is not None
     cached = second.usage.prompt_tokens_details.cached_tokens or 0
     assert cached >= second.usage.prompt_tokens - 2 * 32
+
+
+def test_processes_of_an_engine_share_the_machine_with_others(stack: Stack) -> None:
+    for pool in ("prefill", "decode"):
+        replica = stack.replica(pool)
+        children = replica.children(recursive=True)
+        told = [child.environ() for child in children]
+        assert ("PASSIVE", "1") in [
+            (each.get("OMP_WAIT_POLICY"), each.get("OMP_NUM_THREADS")) for each in told
+        ]
+        assert {process.nice() for process in [replica, *children]} == {os.nice(0)}
 
 
 def test_both_pools_are_replicas_in_ray_serve(stack: Stack) -> None:

@@ -115,8 +115,6 @@ def worker_view(deployment: Deployment, pool_name: str, cpus: int, *, alone: boo
         cpus *= pool.engine.nodes
         pools = tuple(_with_threads(only, pool, cpus) if each is pool else each for each in view.pools)
         return view.model_copy(update={"pools": pools})
-    if view is deployment:
-        return deployment
     pools = tuple(_with_threads(deployment, pool, cpus) for pool in view.pools)
     return view.model_copy(update={"pools": pools})
 

@@ -44,9 +44,9 @@ def test_a_worker_in_a_pod_of_its_own_has_all_the_pods_cpus() -> None:
     assert worker_view(Deployment(), "decode", 4, alone=True).pool("decode").engine.threads == 4
 
 
-def test_of_one_model_a_worker_sees_the_deployment_itself() -> None:
-    deployment = Deployment()
-    assert worker_view(deployment, "decode", 4) is deployment
+def test_of_one_model_workers_share_the_cpus_that_may_be_used() -> None:
+    view = worker_view(Deployment(), "decode", 4)
+    assert [(pool.name, pool.engine.threads) for pool in view.pools] == [("prefill", 2), ("decode", 2)]
 
 
 def test_a_pool_that_embeds_gets_an_engine_that_does() -> None:

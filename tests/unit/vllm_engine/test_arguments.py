@@ -286,9 +286,16 @@ def test_threads_of_the_spec_win() -> None:
     assert variables["OMP_NUM_THREADS"] == "3"
 
 
+def test_threads_of_a_cpu_engine_leave_their_cpus_between_steps() -> None:
+    deployment = one_pool()
+    variables = environment(deployment, deployment.pools[0], cpus=64, platform="cpu")
+    assert variables["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
 def test_a_gpu_engine_is_not_told_about_threads() -> None:
     deployment = one_pool()
-    assert "OMP_NUM_THREADS" not in environment(deployment, deployment.pools[0], cpus=64, platform="cuda")
+    variables = environment(deployment, deployment.pools[0], cpus=64, platform="cuda")
+    assert not [name for name in variables if name.startswith("OMP_")]
 
 
 def test_the_default_deployment_is_refused_nowhere_that_it_fits() -> None:

@@ -55,6 +55,8 @@ def ray_settings() -> dict[str, str]:
         "RAY_enable_metrics_collection": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Otherwise replicas get niceness 15: everything else on the machine would run before engines.
+        "RAY_worker_niceness": "0",
     }
 
 

@@ -170,6 +170,8 @@ def environment(
         if not compiles(pool, "cpu"):
             # Otherwise the first request for logprobs stops every stream for 3 s while a compiler runs.
             variables["TORCH_COMPILE_DISABLE"] = "1"
+        # Threads of OpenMP would spin between steps, and keep everything else on the machine from its CPUs.
+        variables["OMP_WAIT_POLICY"] = "PASSIVE"
         variables["OMP_NUM_THREADS"] = str(threads_per_rank(deployment, pool, cpus=cpus))
     return variables
 
