@@ -23,7 +23,16 @@ CHART = ROOT / "helm" / "kvasir"
 GOLDEN = Path(__file__).resolve().parent / "golden.yaml"
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 RELEASE, NAMESPACE = "llm", "serving"
-_OF_CONTAINER = ("image", "imagePullPolicy", "env", "resources", "securityContext", "volumeMounts")
+_OF_CONTAINER = (
+    "image",
+    "imagePullPolicy",
+    "command",
+    "args",
+    "env",
+    "resources",
+    "securityContext",
+    "volumeMounts",
+)
 _TEMPLATES = ("Deployment", "StatefulSet", "Job")
 
 

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 HEAD_START_S = 120.0
 # No call to Ray takes this long. The next control process takes over the pools.
 STUCK_S = 120.0
+# Calls to Ray may block; workers that outlive this process need nothing of its end.
+LEAVE_S = 3.0
 LOOK_S = 0.25
 REDIS = "RAY_REDIS_ADDRESS"
 
@@ -122,14 +124,19 @@ class ClusterControl:
 
     @contextlib.contextmanager
     def _watched(self, node: RayNode, clock: Clock, stop: Stop) -> Iterator[None]:
-        """End this process with the head, or if it does not answer: calls to Ray block forever, and KubeRay
-        restarts the pod only when its process has ended."""
+        """End this process with the head, or if the head does not answer, also to a requested stop: calls to
+        Ray block forever, and KubeRay restarts the pod only when its process has ended."""
         ended = threading.Event()
         self._turned_s = clock.now()
 
         def watch() -> None:
+            asked_s: float | None = None
             while not ended.wait(LOOK_S):
-                if node.status is not None or clock.now() - self._turned_s > STUCK_S:
+                now = clock.now()
+                if asked_s is None and stop.requested and self._outlived:
+                    asked_s = now
+                late = asked_s is not None and now - asked_s > LEAVE_S
+                if late or node.status is not None or now - self._turned_s > STUCK_S:
                     status = 0 if stop.requested else self._lost(node)
                     node.stop()
                     os._exit(status)

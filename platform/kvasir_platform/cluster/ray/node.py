@@ -19,7 +19,7 @@ import psutil
 from kvasir_platform.cluster.ray.head import runs
 
 OPEN_FILES = 65536
-KILL_AFTER_S = 10.0
+KILL_AFTER_S = 4.0
 # `ray start` checks once a second whether a process that it started has failed.
 TELL_S = 10.0
 # The process titles that Ray gives replicas and kvasir_workers.pool.followers.
