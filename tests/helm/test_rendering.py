@@ -30,6 +30,7 @@ from kvasir.config.load.loader import loads
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir_platform.cluster.ray.pod_templates import (
+    REVISION,
     PodTemplate,
     pod_templates,
     pool_resource,
@@ -149,9 +150,11 @@ def test_the_control_process_is_told_of_which_template_each_pools_pods_are_made(
     desired = desired_pods(release)
     groups = [each for each in cluster["spec"]["workerGroupSpecs"] if each["groupName"] in desired]
     assert list(desired) == sorted(group["groupName"] for group in groups)
+    (config,) = (each["data"] for each in release.of_kind("ConfigMap") if "pods.json" in each["data"])
+    assert config["revision"] == "1"
     for group in groups:
         pool, template = group["groupName"], desired[group["groupName"]].template
-        assert brought(group) == {pool_resource(pool): 1, template_resource(template): 1}
+        assert brought(group) == {pool_resource(pool): 1, template_resource(template): 1, REVISION: 1}
         assert group["template"]["metadata"]["annotations"]["kvasir.dev/template"] == template
         assert desired[pool].pods == group["maxReplicas"]
         # Otherwise a pod that has ended would be started again as it was.

@@ -49,7 +49,7 @@ maxReplicas: {{ mul .own.maxReplicas $others }}
 rayStartParams:
   num-cpus: {{ .own.cpus | quote }}
   num-gpus: {{ .own.gpus | quote }}
-  resources: {{ printf `"{\"kvasir-follower-%s\": 1, \"kvasir-template-%s\": 1}"` .pool.name .template | squote }}
+  resources: {{ printf `"{\"kvasir-follower-%s\": 1, \"kvasir-template-%s\": 1, \"kvasir-revision\": %d}"` .pool.name .template .root.Release.Revision | squote }}
   object-store-memory: "83886080"
   node-manager-port: "6381"
 template:

@@ -205,8 +205,10 @@ class ClusterControl:
         self, pools: RayPools, clock: Clock, sizing: Sizing | None
     ) -> tuple[PoolCommands, PoolRolls]:
         drain_s = self._spec_file.deployment.worker.drain_s
-        rolls = PoolRolls(pools, clock, self._reporter.event, drain_s=drain_s)
-        return PoolCommands(pools, clock, drain_s=drain_s, sizes=sizing), rolls
+        pods = self._pods_file
+        rolls = PoolRolls(pools, clock, self._reporter.event, drain_s=drain_s, revision=lambda: pods.revision)
+        work = PoolCommands(pools, clock, drain_s=drain_s, sizes=sizing, failed_start=rolls.failed_start)
+        return work, rolls
 
     def _changed(self) -> bool:
         """Whether the spec or the desired pods have changed. The kubelet changes both files at once. If it

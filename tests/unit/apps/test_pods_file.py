@@ -52,9 +52,26 @@ def test_what_is_not_valid_is_said_once_and_left_alone(path: Path, caplog: pytes
     assert file.changed()
 
 
+def test_the_revision_is_that_of_the_pods_that_are_valid(path: Path) -> None:
+    file = PodsFile(path)
+    assert file.revision == 0
+    revision = path.with_name("revision")
+    revision.write_text("3")
+    assert not file.changed()
+    assert file.revision == 3
+    revision.write_text("4")
+    path.write_text("{")
+    assert not file.changed()
+    assert not file.changed()
+    assert file.revision == 3
+    path.write_text(desired(NEW))
+    assert file.changed()
+    assert file.revision == PodsFile(path).revision == 4
+
+
 def test_without_a_file_nothing_is_wished() -> None:
     file = PodsFile(None)
-    assert (file.pods, file.changed()) == ({}, False)
+    assert (file.pods, file.revision, file.changed()) == ({}, 0, False)
 
 
 def test_a_file_that_is_not_there_at_the_start_is_refused(tmp_path: Path) -> None:

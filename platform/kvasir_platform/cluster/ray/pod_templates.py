@@ -2,7 +2,8 @@
 
 KubeRay uses a changed template for pods that it creates, and leaves running pods unchanged. So each pod names
 its template by one of its resources in Ray: a replica requests that resource of its own template, and pods of
-other templates are known. Pure functions.
+other templates are known. Another resource is the revision of the release: KubeRay may create pods of the
+next template before the control process reads of it. Pure functions.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kvasir.core.errors import ConfigError
 _POOL = "kvasir-pool-"
 _FOLLOWER = "kvasir-follower-"
 _TEMPLATE = "kvasir-template-"
+REVISION = "kvasir-revision"
+"""The resource of which a pod has as many as the number of the release's revision that created it."""
 _GROUP = "_group_"
 
 
@@ -30,13 +33,14 @@ class PodTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """One living pod of a pool, by Ray's name for it. `template` is "" if it names none; a pod is `free` when
-    nothing runs in it."""
+    """One living pod of a pool, by Ray's name for it. `template` is "" and `revision` 0 if it names none; a
+    pod is `free` when nothing runs in it."""
 
     node_id: str
     pool: str
     template: str
     free: bool
+    revision: int = 0
 
 
 def pool_resource(pool: str) -> str:
@@ -75,5 +79,6 @@ def pods_of(nodes: Iterable[Mapping[str, Any]], available: Mapping[str, Mapping[
             node_id = str(node["NodeID"])
             pool = place.removeprefix(_POOL).removeprefix(_FOLLOWER)
             of = next((name.removeprefix(_TEMPLATE) for name in names if name.startswith(_TEMPLATE)), "")
-            found.append(PodRow(node_id, pool, of, available.get(node_id, {}).get(place, 0) >= 1))
+            free = available.get(node_id, {}).get(place, 0) >= 1
+            found.append(PodRow(node_id, pool, of, free, int(node["Resources"].get(REVISION, 0))))
     return found

@@ -57,12 +57,52 @@ class RollablePools(Protocol):
 
     def retry(self, pool: str) -> None: ...
 
+    def start_again(self, pool: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """The newest start of a pool that failed: the `attempt`, from 1; `why`; the version of the pool's record;
+    when the next attempt is due, in seconds on the clock and in UTC; whether that has begun."""
+
+    attempt: int
+    why: str
+    version: int
+    due_s: float
+    due_at: datetime
+    has_next: bool = False
+
+    @property
+    def note(self) -> str:
+        """What to show of it."""
+        following = (
+            "the next one has begun" if self.has_next else f"the next one is at {self.due_at:%H:%M:%S} UTC"
+        )
+        return f"attempt {self.attempt} failed, {following}: {self.why}"
+
+
+def wait_after(attempt: int) -> float:
+    """Return the seconds between the failure of an attempt, from 1, and the next one."""
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempt - 1, 16))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
 
 class PoolRolls:
-    """Call `step` periodically. `tell` takes an event's name and its details."""
+    """Call `step` periodically. `tell` takes an event's name and its details, `wall` returns the time of day
+    in UTC, and `revision` the release's revision that desires the pods."""
 
     def __init__(
-        self, pools: RollablePools, clock: Clock, tell: Callable[..., None], *, drain_s: float
+        self,
+        pools: RollablePools,
+        clock: Clock,
+        tell: Callable[..., None],
+        *,
+        drain_s: float,
+        revision: Callable[[], int],
+        wall: Callable[[], datetime] = _now,
     ) -> None:
         self._pools = pools
         self._clock = clock
@@ -71,9 +111,17 @@ class PoolRolls:
         self._progress: dict[str, tuple[tuple[int, frozenset[str]], float]] = {}
         self._leaving: dict[str, str] = {}
         self._stalled: set[str] = set()
+        self._wall = wall
+        self._revision = revision
+        self._failed: dict[str, FailedStart] = {}
 
-    def step(self, *, busy: bool) -> None:
-        """Check all pools, and act. `busy`: a command is running, which completes its own roll."""
+    def failed_start(self, pool: str) -> FailedStart | None:
+        """Return the newest start of a pool that failed, None if it serves or has not failed."""
+        return self._failed.get(pool)
+
+    def step(self, *, busy: bool, steady: bool = False) -> None:
+        """Check all pools, and act. `busy`: a command is running, which completes its own roll. `steady`:
+        every pool is ready."""
         pods = self._pools.pods()
         rolling = []
         for pool in self._pools.names():
@@ -81,7 +129,9 @@ class PoolRolls:
             record, desired = self._pools.record(pool), self._pools.desired(pool)
             if record.template == desired:
                 self._stalled.discard(pool)
-                self._let_go(pool, [pod for pod in own if pod.template != desired])
+                # A pod of a later revision is what the next desired template asks for.
+                known = [pod for pod in own if pod.revision <= self._revision()]
+                self._let_go(pool, [pod for pod in known if pod.template != desired])
             elif pool in self._stalled and not busy:
                 self._resume(pool, [pod for pod in own if pod.template == desired])
             if record.before is not None:

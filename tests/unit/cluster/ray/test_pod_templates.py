@@ -8,6 +8,7 @@ import pytest
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cluster.ray.pod_templates import (
+    REVISION,
     PodRow,
     PodTemplate,
     follower_resource,
@@ -39,6 +40,12 @@ def test_pods_of_pools_are_known_by_what_they_bring_and_the_dead_and_the_head_ar
         PodRow("b", "decode-2", OLD, free=False),
         PodRow("c", "prefill", "", free=False),
     ]
+
+
+def test_a_pod_says_which_revision_of_the_release_made_it() -> None:
+    made = node("a", pool_resource("decode"), template_resource(OLD))
+    made["Resources"][REVISION] = 12.0
+    assert pods_of([made], {}) == [PodRow("a", "decode", OLD, free=False, revision=12)]
 
 
 def test_what_is_reserved_for_an_engine_on_several_nodes_names_no_other_pool() -> None:

@@ -87,7 +87,22 @@ class Scene:
         self.pools = Pools()
         self.at = 0.0
         self.events: list[tuple[str, dict[str, object]]] = []
-        self.rolls = PoolRolls(self.pools, self, self.tell, drain_s=DRAIN_S)
+        self.revision = 2
+        self.rolls = self.control()
+
+    def control(self) -> PoolRolls:
+        """Another control process."""
+        return PoolRolls(
+            self.pools,
+            self,
+            self.tell,
+            drain_s=DRAIN_S,
+            revision=lambda: self.revision,
+            wall=self.wall,
+        )
+
+    def wall(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.at)
 
     def now(self) -> float:
         return self.at
@@ -150,6 +165,23 @@ def test_pods_of_the_wished_template_stay_however_free_they_are(scene: Scene) ->
 def test_a_pod_that_served_before_the_chart_named_templates_goes_too(scene: Scene) -> None:
     scene.pod("a", "", free=True)
     assert scene.look() == ["let_go a"]
+
+
+def test_a_pod_of_a_later_revision_waits_for_the_wish_it_is_made_from(scene: Scene) -> None:
+    later = "00112233aabb"
+    for revision in (2, 1, 0):
+        scene.pools.rows = [PodRow("c", "decode", later, free=True, revision=revision)]
+        assert scene.look() == ["let_go c"]
+    scene.pools.rows = [PodRow("c", "decode", later, free=True, revision=3)]
+    assert scene.look() == []
+    # The ConfigMap has come, and with it the template.
+    scene.revision = 3
+    scene.pools.template = later
+    assert scene.look() == []
+    # A rollback is a revision of its own.
+    scene.revision = 4
+    scene.pools.template = NEW
+    assert scene.look() == ["let_go c"]
 
 
 def test_without_wishes_no_pod_is_let_go() -> None:
@@ -236,7 +268,7 @@ def test_a_pod_that_comes_late_is_taken(scene: Scene) -> None:
 def test_another_control_process_goes_on_where_this_one_ended(scene: Scene) -> None:
     scene.look()
     scene.pod("a", OLD, free=True)
-    scene.rolls = PoolRolls(scene.pools, scene, scene.tell, drain_s=DRAIN_S)
+    scene.rolls = scene.control()
     assert scene.look() == ["let_go a"]
     scene.pools.told = Status(failed=True, message="no such file")
     assert "settle" in scene.look()
