@@ -173,7 +173,7 @@ class ClusterControl:
                         work, rolls = self._watches(pools, clock, sizing)
                         self._reporter.event("adopted")
                     steady = turn(asked, work, pools, self._reporter, there=True, failure=None)
-                    rolls.step(busy=work.busy)
+                    rolls.step(busy=work.busy, steady=steady)
                     look_at = clock.now() + (STEADY_PERIOD_S if steady else 0.0)
             finally:
                 self._reporter.event("stopping")

@@ -72,7 +72,7 @@ routing.decision_records in kvasir.yaml.
 Without REQUEST_ID, it shows what other decisions would have saved, by the cost model with hindsight, and why:
 an index out of date, a queue that was longer, and other causes (see docs/POLICIES.md).
 
-`kvasir explain scaling` shows the desired size of each pool with `scaling`, the reasons, and recent actions.
+`kvasir explain scaling` shows the desired size of each pool, the reasons, and recent actions of the planner.
 It queries the control process: on this machine, or in the head's pod of a cluster.
 
 examples:

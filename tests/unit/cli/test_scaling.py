@@ -41,7 +41,14 @@ POOL: dict[str, Any] = {
     },
 }
 ACT = {"ago_s": 30.0, "pool": "decode", "what": "start", "count": 1, "why": "more comes", "done": True}
-STORY: dict[str, Any] = {"mode": "auto", "frozen": None, "pins": {}, "pools": [POOL], "acts": [ACT]}
+STORY: dict[str, Any] = {
+    "mode": "auto",
+    "frozen": None,
+    "pins": {},
+    "pools": [POOL],
+    "acts": [ACT],
+    "by_hand": [],
+}
 
 
 class Control:
@@ -116,6 +123,17 @@ def test_advice_and_standstill_are_said_first() -> None:
     assert frozen[0] == "sizes are unchanged: no report from router-1 for 20 s"
     nothing = lines(STORY | {"pools": [POOL | {"capacity": None, "why": "2 replicas"}], "acts": []})
     assert nothing[-1] == "decode: 2 replicas"
+
+
+def test_sizes_set_by_hand_are_explained_beside_planned_ones_and_alone() -> None:
+    why = "set by `kvasir scale`"
+    other = {"pool": "vectors", "serving": 1, "size": 2, "why": why}
+    said = lines(STORY | {"by_hand": [other]})
+    assert said[0] == "the planner sizes the pools"
+    assert said[-1].split() == ["vectors", "1", "2", *why.split()]
+    alone = lines({"by_hand": [other]})
+    assert alone[0].startswith("no planner: sizes are the spec's, or set by `kvasir scale`")
+    assert alone[-1] == said[-1]
 
 
 def test_the_command_line_names_pools_and_their_sizes() -> None:

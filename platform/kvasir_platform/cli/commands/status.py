@@ -1,24 +1,29 @@
-"""`kvasir status`: running deployments, the router's view of its workers, and the processes' resources."""
+"""`kvasir status`: running deployments, the router's view of its workers, and the processes' resources; in
+the head's pod of a cluster, the pools."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from kvasir.core.errors import KvasirError
+from kvasir.core.errors import ConfigError, KvasirError
 from kvasir_platform.cli.common.gateway_client import workers
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput, duration, size, table
 from kvasir_platform.cli.common.place import with_places
 from kvasir_platform.cli.common.running import chosen_deployments
 from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
+from kvasir_platform.cluster.local.commands import SOCKET, ControlCommand, ask
 from kvasir_platform.cluster.local.runtime_dir import DeploymentState, ProcessRecord, RuntimeDir
 
 _CPU_SAMPLE_S = 0.25
+_ANSWER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,10 @@ class ProcessUse:
 
 
 def status(name: str | None, output: CommandOutput) -> int:
-    """Show every running deployment (or the named one). Return 1 if none runs."""
+    """Show every running deployment (or the named one). Return 1 if none runs. In a pod of a control process,
+    show its pools; raises UpstreamError if that does not answer."""
+    if socket := os.environ.get(SOCKET):
+        return _pools(Path(socket), output)
     found = chosen_deployments(name)
     if not found:
         output.text(f"nothing runs{f' under the name {name}' if name else ''}; start with: kvasir up")
@@ -42,6 +50,19 @@ def status(name: str | None, output: CommandOutput) -> int:
     output.data(reports)
     for report in reports:
         _print(report, output)
+    return 0
+
+
+def _pools(socket: Path, output: CommandOutput) -> int:
+    for answer in ask(socket, ControlCommand("status", ""), _ANSWER_S):
+        if answer["event"] == "refused":
+            raise ConfigError(str(answer["message"]))
+        output.data(answer["pools"])
+        rows = [
+            (each["pool"], each["state"], f"{each['running']} of {each['wanted']}", each["detail"])
+            for each in answer["pools"]
+        ]
+        output.text(table(("POOL", "STATE", "RUNNING", "DETAIL"), rows))
     return 0
 
 

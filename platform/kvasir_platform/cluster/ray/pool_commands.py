@@ -1,14 +1,15 @@
-"""Commands to the control process: restart a pool's replicas, or change their number."""
+"""Commands to the control process: restart a pool's replicas, change their number, or tell about pools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir_platform.cluster.local.commands import CommandClient, ControlCommand
-from kvasir_platform.cluster.ray.pool_status import ReplicaRow, Rolling
+from kvasir_platform.cluster.ray.pool_records import PoolRecord
+from kvasir_platform.cluster.ray.pool_status import RUNNING, ReplicaRow, Rolling
 
 # Time for one replica to load its model; the drain of its predecessor is added.
 START_S = 300.0
@@ -28,8 +29,35 @@ class RestartablePoolStatus(Protocol):
     def message(self) -> str: ...
 
 
+class ShownPoolStatus(RestartablePoolStatus, Protocol):
+    """The same, for `status`."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def wanted(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+
+class FailedAttempt(Protocol):
+    """The part of kvasir_platform.cluster.ray.pool_rolls.FailedStart that is needed."""
+
+    @property
+    def note(self) -> str: ...
+
+
 class RestartablePools(Protocol):
     """The part of kvasir_platform.cluster.ray.pools.RayPools that is needed."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def record(self, pool: str) -> PoolRecord: ...
 
     def wanted(self, pool: str) -> int: ...
 
@@ -43,6 +71,12 @@ class RestartablePools(Protocol):
 
     def pin(self, pool: str, replicas: int | None) -> None: ...
 
+    def status(self) -> Sequence[ShownPoolStatus]: ...
+
+
+def _never(_pool: str) -> None:
+    return None
+
 
 class Sizes(Protocol):
     """The part of the planner that is needed."""
@@ -55,12 +89,20 @@ class Sizes(Protocol):
 
 
 class PoolCommands:
-    """Runs one command at a time; `step` advances the running one."""
+    """Runs one command at a time; `step` advances the running one. `failed_start` returns the newest start of
+    a pool that failed, if it has not started since."""
 
     def __init__(
-        self, pools: RestartablePools, clock: Clock, *, drain_s: float, sizes: Sizes | None = None
+        self,
+        pools: RestartablePools,
+        clock: Clock,
+        *,
+        drain_s: float,
+        sizes: Sizes | None = None,
+        failed_start: Callable[[str], FailedAttempt | None] = _never,
     ) -> None:
         self._pools = pools
+        self._failed_start = failed_start
         self._sizes = sizes
         self._clock = clock
         self._drain_s = drain_s
@@ -77,6 +119,9 @@ class PoolCommands:
             if asked.command == "explain":
                 self._explain(caller)
                 return
+            if asked.command == "status":
+                caller.tell("done", pools=[self._shown(status) for status in self._pools.status()])
+                return
             if self._running is not None:
                 busy = self._running[0].pool
                 raise ConfigError(f"{busy} is being restarted; retry when that is done")
@@ -91,7 +136,7 @@ class PoolCommands:
             else:
                 raise ConfigError(
                     f"unknown command {asked.command!r}; there are: restart, scale (with replicas), unpin, "
-                    "explain"
+                    "explain, status"
                 )
         except ConfigError as error:
             caller.tell("refused", message=error.message)
@@ -112,13 +157,32 @@ class PoolCommands:
         self._sizes.pin(pool, None)
         self._pools.pin(pool, None)
 
+    def _shown(self, status: ShownPoolStatus) -> dict[str, object]:
+        failed = self._failed_start(status.pool)
+        why = (status.message, status.remedy) if failed is None else (failed.note,)
+        return {
+            "pool": status.pool,
+            "state": status.state,
+            "wanted": status.wanted,
+            "running": status.running,
+            "detail": "; ".join(each for each in why if each),
+        }
+
     def _explain(self, caller: CommandClient) -> None:
-        if self._sizes is None:
-            raise ConfigError(
-                "no pool is sized by the planner: give pools a `scaling` with min and max, and leave "
-                "scaling.mode at auto or advise"
-            )
-        caller.tell("done", explanation=self._sizes.explain(self._clock.now()))
+        """Explain the planner's sizes, and those of pools without one: `by_hand`."""
+        sizes = self._sizes
+        planned: dict[str, object] = {} if sizes is None else sizes.explain(self._clock.now())
+        others = [name for name in self._pools.names() if sizes is None or not sizes.plans(name)]
+        caller.tell("done", explanation=planned | {"by_hand": [self._by_hand(name) for name in others]})
+
+    def _by_hand(self, pool: str) -> dict[str, object]:
+        record = self._pools.record(pool)
+        own = f"pools.{pool}.replicas"
+        serving = sum(row.state == RUNNING for row in self._pools.replicas(pool))
+        why = f"the spec's size ({own})"
+        if record.wanted != record.spec_replicas:
+            why = f"set by `kvasir scale`, until {own} changes, which is {record.spec_replicas}"
+        return {"pool": pool, "serving": serving, "size": record.wanted, "why": why}
 
     def step(self, statuses: Sequence[RestartablePoolStatus]) -> None:
         """Report the progress of the running command to its caller."""

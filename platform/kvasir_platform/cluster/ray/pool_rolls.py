@@ -1,16 +1,21 @@
-"""Rolls of a cluster's pools that no command waits for: a changed spec, and changed pods.
+"""What a cluster's pools need that no command waits for: rolls to a changed spec or changed pods, and starts
+that failed.
 
 Ray Serve replaces the replicas. It does not see that a free pod has another template than the waiting replica
 needs: this module drains such a pod, so that KubeRay creates it again. And Serve waits forever for a pod that
 does not start: this module gives up after a timeout, and the pool returns to its previous spec and pods.
+A pool that never started has no previous ones, and Serve gives up on it after a few attempts, whatever the
+cause: this module starts it again after growing waits, because weights may arrive and disks may be cleared.
 
-All state is in the cluster, so that the next control process continues a roll.
+All state of a roll is in the cluster, so that the next control process continues it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from kvasir.ports.clock import Clock
@@ -23,6 +28,9 @@ log = logging.getLogger(__name__)
 
 # Time for a pod to get its machine, its image and its model; the drain of its predecessor is added.
 POD_START_S = 1800.0
+# The waits before a pool is started again double from the first to the longest.
+FIRST_WAIT_S = 10.0
+LONGEST_WAIT_S = 300.0
 
 
 class RollingStatus(RestartablePoolStatus, Protocol):
@@ -30,6 +38,12 @@ class RollingStatus(RestartablePoolStatus, Protocol):
 
     @property
     def ready(self) -> bool: ...
+
+    @property
+    def gave_up(self) -> bool: ...
+
+    @property
+    def remedy(self) -> str: ...
 
 
 class RollablePools(Protocol):
@@ -136,10 +150,36 @@ class PoolRolls:
                 self._resume(pool, [pod for pod in own if pod.template == desired])
             if record.before is not None:
                 rolling.append(pool)
-        if rolling and not busy:
+        if steady:
+            self._failed.clear()
+        if not busy and (rolling or not steady):
             for status in self._pools.status():
                 if status.pool in rolling:
                     self._follow(status)
+                else:
+                    self._start_again(status)
+
+    def _start_again(self, status: RollingStatus) -> None:
+        """Start a pool again, some time after Serve has given up on it."""
+        pool, now = status.pool, self._clock.now()
+        if status.ready:
+            self._failed.pop(pool, None)
+        if not status.gave_up:
+            return
+        last, version = self._failed.get(pool), self._pools.record(pool).version
+        if last is None or last.version != version:
+            attempt = 1 if last is None else last.attempt + 1
+            wait_s = wait_after(attempt)
+            why = "; ".join(each for each in (status.message or "no reason given", status.remedy) if each)
+            due_at = self._wall() + timedelta(seconds=wait_s)
+            self._failed[pool] = failed = FailedStart(attempt, why, version, now + wait_s, due_at)
+            log.error("%s does not start: %s", pool, failed.note)
+            at = failed.due_at.isoformat(timespec="seconds")
+            self._tell("start_failed", pool=pool, attempt=attempt, next_at=at, message=why)
+        elif now >= last.due_s:
+            self._pools.start_again(pool)
+            self._failed[pool] = replace(last, has_next=True)
+            self._tell("starting_again", pool=pool, attempt=last.attempt + 1)
 
     def _let_go(self, pool: str, outdated: Sequence[PodRow]) -> None:
         """Release one free pod of another template; the next one when it is gone."""

@@ -41,9 +41,14 @@ class PoolStatus:
         return self.state == RUNNING and self.running >= self.wanted
 
     @property
+    def gave_up(self) -> bool:
+        """Whether Serve has given up: it starts no further replica until the pool changes."""
+        return self.state == DEPLOY_FAILED
+
+    @property
     def failed(self) -> bool:
         """Whether Serve has given up, or starts again what cannot start."""
-        return self.state == DEPLOY_FAILED or self.permanent
+        return self.gave_up or self.permanent
 
     def failing(self, failure: StartFailure) -> PoolStatus:
         """Return the status with the reason for which its newest replica did not start."""

@@ -184,6 +184,13 @@ class RayPools:
         self._crowded.discard(pool)
         self._keep(pool, replace(self._records[pool], before=None))
 
+    def start_again(self, pool: str) -> None:
+        """Start the replicas of a pool again for which Serve has given up."""
+        record = self._records[pool]
+        # Serve leaves a version alone once it has failed.
+        self._keep(pool, replace(record, version=record.version + 1))
+        self._run([self._target(self._pool(pool), surge=True)])
+
     def stop_first(self, pool: str) -> bool:
         """Continue a roll by stopping each replica before its successor starts. False if it does so already,
         or the pool has only one."""

@@ -24,6 +24,7 @@ from kvasir_platform.cluster.local.commands import (
     socket_path,
 )
 from kvasir_platform.cluster.ray.pool_commands import PoolCommands
+from kvasir_platform.cluster.ray.pool_records import PoolRecord
 from kvasir_platform.cluster.ray.pool_status import ReplicaRow
 
 PATIENCE_S = 10.0
@@ -34,6 +35,15 @@ class Status:
     pool: str = "decode"
     failed: bool = False
     message: str = ""
+    state: str = "RUNNING"
+    wanted: int = 2
+    running: int = 2
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    note: str
 
 
 class Pools:
@@ -43,6 +53,16 @@ class Pools:
         self.rows = [ReplicaRow("a", "RUNNING"), ReplicaRow("b", "RUNNING")]
         self.calls: list[object] = []
         self.pinned: dict[str, int | None] = {}
+        self.size = 2
+
+    def names(self) -> list[str]:
+        return ["decode"]
+
+    def record(self, pool: str) -> PoolRecord:
+        return PoolRecord(1, self.size, 2, "digest", "spec")
+
+    def status(self) -> list[Status]:
+        return [Status(message="no weights", state="DEPLOY_FAILED", running=0), Status("prefill")]
 
     def wanted(self, pool: str) -> int:
         if pool != "decode":
@@ -180,6 +200,19 @@ def test_what_cannot_be_done_is_refused_with_the_reason(
     assert reason in told[0]["message"]
 
 
+def test_pools_are_told_with_the_error_of_the_newest_start_and_the_next_attempt() -> None:
+    listener = Listener()
+    note = "attempt 3 failed, the next one is at 17:05:10 UTC: no weights"
+    failed = {"decode": Attempt(note)}
+    work = PoolCommands(Pools(), StillClock(), drain_s=1.0, failed_start=failed.get)
+    work.take(ControlCommand("status", ""), listener)
+    ((event, details),) = listener.told
+    assert event == "done"
+    shown = {"wanted": 2, "pool": "decode", "state": "DEPLOY_FAILED", "running": 0}
+    healthy = {"wanted": 2, "pool": "prefill", "state": "RUNNING", "running": 2, "detail": ""}
+    assert details == {"pools": [shown | {"detail": note}, healthy]}
+
+
 def test_a_caller_that_leaves_does_not_end_the_work(desk: Desk) -> None:
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(str(desk._path))
@@ -261,12 +294,26 @@ def test_a_pool_that_nobody_plans_for_cannot_be_given_back() -> None:
     assert _asked(ControlCommand("scale", "nowhere", 3), Planned())[1][0][0] == "refused"
 
 
-def test_sizes_are_explained_while_a_restart_runs_and_refused_where_nobody_plans() -> None:
+def test_sizes_are_explained_while_a_restart_runs() -> None:
     pools, listener = Pools(), Listener()
     work = PoolCommands(pools, StillClock(), drain_s=1.0, sizes=Planned())
     work.take(ControlCommand("restart", "decode"), listener)
     work.take(ControlCommand("explain", ""), listener)
-    assert listener.told[-1] == ("done", {"explanation": {"now": 0.0}})
-    event, details = _asked(ControlCommand("explain", ""), None)[1][0]
-    assert event == "refused"
-    assert "scaling" in str(details["message"])
+    assert listener.told[-1] == ("done", {"explanation": {"now": 0.0, "by_hand": []}})
+
+
+def test_sizes_that_nobody_plans_are_explained_by_who_set_them() -> None:
+    pools, listener = Pools(), Listener()
+    work = PoolCommands(pools, StillClock(), drain_s=1.0)
+    work.take(ControlCommand("explain", ""), listener)
+    pools.size = 3
+    work.take(ControlCommand("explain", ""), listener)
+    why = ["the spec's size (pools.decode.replicas)"]
+    why += ["set by `kvasir scale`, until pools.decode.replicas changes, which is 2"]
+    assert listener.told == [
+        (
+            "done",
+            {"explanation": {"by_hand": [{"pool": "decode", "serving": 2, "size": size, "why": reason}]}},
+        )
+        for size, reason in zip((2, 3), why, strict=True)
+    ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from kvasir_platform.cluster.ray.pod_templates import PodRow
 from kvasir_platform.cluster.ray.pool_records import PoolRecord
-from kvasir_platform.cluster.ray.pool_rolls import POD_START_S, PoolRolls
+from kvasir_platform.cluster.ray.pool_rolls import LONGEST_WAIT_S, POD_START_S, PoolRolls
 from kvasir_platform.cluster.ray.pool_status import ReplicaRow
 
 OLD, NEW = "0123456789ab", "ba9876543210"
@@ -22,6 +23,8 @@ class Status:
     ready: bool = False
     failed: bool = False
     message: str = ""
+    gave_up: bool = False
+    remedy: str = ""
 
 
 class Pools:
@@ -74,6 +77,10 @@ class Pools:
     def stop_first(self, pool: str) -> bool:
         beside, self.beside = self.beside, False
         return beside
+
+    def start_again(self, pool: str) -> None:
+        self.calls.append("start_again")
+        self.kept = replace(self.kept, version=self.kept.version + 1)
 
     def retry(self, pool: str) -> None:
         self.calls.append("retry")
@@ -272,3 +279,65 @@ def test_another_control_process_goes_on_where_this_one_ended(scene: Scene) -> N
     assert scene.look() == ["let_go a"]
     scene.pools.told = Status(failed=True, message="no such file")
     assert "settle" in scene.look()
+
+
+@pytest.fixture
+def never_started(scene: Scene) -> Scene:
+    """A pool on whose first start Serve has given up."""
+    scene.pools.template = OLD
+    scene.pools.kept = PoolRecord(1, 2, 2, "spec", "{}", OLD)
+    scene.pools.told = Status(failed=True, gave_up=True, message="no weights", remedy="put them there")
+    return scene
+
+
+def test_a_pool_that_did_not_start_is_started_again_after_growing_waits_without_end(
+    never_started: Scene,
+) -> None:
+    scene, waits = never_started, []
+    for _ in range(9):
+        assert scene.look() == []
+        began = scene.at
+        while not scene.look(after_s=5.0):
+            assert scene.at - began <= LONGEST_WAIT_S
+        waits.append(scene.at - began)
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 300.0]
+
+
+def test_a_failed_start_is_told_with_its_attempt_the_next_ones_time_and_the_error(
+    never_started: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = never_started
+    scene.look()
+    scene.look(after_s=10.0)
+    scene.look(after_s=60.0)
+    failed = {"pool": "decode", "message": "no weights; put them there"}
+    assert scene.said("start_failed") == [
+        failed | {"attempt": 1, "next_at": "2026-01-01T00:00:10+00:00"},
+        failed | {"attempt": 2, "next_at": "2026-01-01T00:01:30+00:00"},
+    ]
+    assert scene.said("starting_again") == [{"pool": "decode", "attempt": 2}]
+    note = "attempt 2 failed, the next one is at 00:01:30 UTC: no weights; put them there"
+    assert caplog.messages[-1] == f"decode does not start: {note}"
+    shown = scene.rolls.failed_start("decode")
+    assert shown is not None
+    assert shown.note == note
+    scene.look(after_s=20.0)
+    shown = scene.rolls.failed_start("decode")
+    assert shown is not None
+    assert shown.note == "attempt 2 failed, the next one has begun: no weights; put them there"
+
+
+def test_once_a_pool_serves_its_failed_starts_are_forgotten(never_started: Scene) -> None:
+    scene = never_started
+    scene.look()
+    assert scene.look(after_s=10.0) == ["start_again"]
+    scene.pools.told = Status(ready=True)
+    assert scene.look() == []
+    assert scene.rolls.failed_start("decode") is None
+    assert scene.rolls.failed_start("prefill") is None
+
+
+def test_while_a_command_runs_no_pool_is_started_again(never_started: Scene) -> None:
+    never_started.look()
+    assert never_started.look(busy=True, after_s=400.0) == []
+    assert never_started.look() == ["start_again"]

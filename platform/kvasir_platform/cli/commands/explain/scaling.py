@@ -12,13 +12,16 @@ from kvasir_platform.cluster.local.commands import ControlCommand, ask
 
 _ANSWER_S = 30.0
 _SHOWN = 12
+_UNPLANNED = (
+    "no planner: sizes are the spec's, or set by `kvasir scale`. A pool with `scaling` (min and max) is "
+    "sized by the planner, unless scaling.mode is manual"
+)
 _FULL = {"itl": "the time between tokens", "memory": "KV memory", "seats": "max_num_seqs"}
 Story = dict[str, Any]
 
 
 def explain_scaling(name: str | None, output: CommandOutput) -> int:
-    """Print the explanation. Raises ConfigError if no pool is sized by the planner, UpstreamError if nothing
-    runs here."""
+    """Print the explanation. Raises ConfigError if it is refused, UpstreamError if nothing runs here."""
     for answer in ask(control_socket(name, os.environ), ControlCommand("explain", ""), _ANSWER_S):
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))
@@ -30,6 +33,10 @@ def explain_scaling(name: str | None, output: CommandOutput) -> int:
 
 def lines(story: Story) -> list[str]:
     """Format the explanation as text."""
+    return [*(_planned(story) if "pools" in story else [_UNPLANNED]), *_by_hand(story["by_hand"])]
+
+
+def _planned(story: Story) -> list[str]:
     said = [_status_line(story)]
     pools = story["pools"]
     if pools:
@@ -54,6 +61,14 @@ def lines(story: Story) -> list[str]:
         said += ["", "lately:"]
         said += [f"  {_ago(act['ago_s']):>9}  {_act(act)}" for act in reversed(acts)]
     return said
+
+
+def _by_hand(pools: list[Story]) -> list[str]:
+    if not pools:
+        return []
+    head = ("POOL", "SERVE", "SHOULD", "WHY")
+    rows = [(each["pool"], str(each["serving"]), str(each["size"]), each["why"]) for each in pools]
+    return ["", *table(head, rows, (1, 2)).splitlines()]
 
 
 def _status_line(story: Story) -> str:
