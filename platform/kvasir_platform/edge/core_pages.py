@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError, RequestError
-from kvasir.native import StreamGaps
 from kvasir.telemetry.metrics import CONTENT_TYPE
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import PageRequest, PageResponse
-from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.http.inner_exchange import InnerExchange
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
@@ -54,7 +54,12 @@ class CorePages:
         if ask.path == "/metrics":
             self._figures.collect(lambda page: then(PageResponse(ask.number, 200, CONTENT_TYPE, b"", page)))
             return
-        exchange = _Asked(ask, then)
+        exchange = InnerExchange(
+            ask.method,
+            ask.path,
+            ask.body,
+            lambda status, body, kind, headers: then(PageResponse(ask.number, status, kind, headers, body)),
+        )
         try:
             self._page(ask.path)(exchange)
         except KvasirError as error:
@@ -78,40 +83,3 @@ class CorePages:
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
             return self._undrain
         raise RequestError(f"No such path: {path[:256]!r}.", status=404, code="not_found")
-
-
-class _Asked(Exchange):
-    """An exchange whose response goes to the edge that has the client."""
-
-    __slots__ = ("_number", "_then")
-
-    def __init__(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
-        request = HttpRequest(ask.method, ask.path, {}, ask.body, keep_alive=True, chunked=True)
-        super().__init__(request, "", 0.0, _Nowhere())
-        self._number = ask.number
-        self._then = then
-
-    def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
-        """Pass on the response."""
-        if self._open:
-            self._open = False
-            self._then(PageResponse(self._number, status, content_type, headers, body))
-
-
-class _Nowhere:
-    """An ExchangeWire without a client."""
-
-    lagging = False
-
-    def write(self, data: bytes) -> None:
-        """There is no client."""
-
-    def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> None:
-        """None: nothing streams to it."""
-
-    def answered(self, *, close: bool) -> None:
-        """There is no connection to close."""
-
-    def date(self) -> bytes:
-        """The edge adds its own."""
-        return b""
