@@ -22,7 +22,7 @@ _BROWSERS_OWN = tuple(
     for host in ("accounts", "clients2", "www", "update", "optimizationguide-pa")
 )
 """What Chromium itself asks, whatever page is open."""
-_OPTIONS = (
+OPTIONS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
@@ -35,9 +35,9 @@ _OPTIONS = (
     "--disable-domain-reliability",
     "--hide-scrollbars",
     "--enable-logging=stderr",
-    "--virtual-time-budget=4000",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
+_VIRTUAL_TIME = "--virtual-time-budget=4000"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,11 @@ def open_page(
 
 def _run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [chromium(), *_OPTIONS, *options], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        [chromium(), *OPTIONS, _VIRTUAL_TIME, *options],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
     )
 
 
