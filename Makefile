@@ -20,6 +20,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 UV_VERSION := 0.13.8
+CONSOLE := platform/kvasir_platform/gateway/console
+CONSOLE_BUILD := build/console
+CONSOLE_SOURCES := $(wildcard $(CONSOLE)/web/* $(CONSOLE)/web/.npmrc $(CONSOLE)/web/src/* $(CONSOLE)/web/src/*/*)
 SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*)
 # Tests that start no engine share the cores; each file stays in one process.
 FAST := -n 2 --dist loadfile
@@ -27,7 +30,7 @@ FAST := -n 2 --dist loadfile
 SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-.PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages lock sbom \
+.PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
 	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
 
 help: ## list the targets
@@ -110,6 +113,22 @@ pages: install-dev ## generate the parts of docs/ that come from the code
 	@page=$$($(BIN)/python -m kvasir.telemetry.reasons < docs/errors.md) && printf '%s\n' "$$page" > docs/errors.md
 	@$(BIN)/python -m kvasir_platform.gateway.openapi.document > docs/openapi.json
 	@$(BIN)/python helm/values_pages.py
+
+console: $(CONSOLE_BUILD)/.installed ## build the web console from its sources (needs node 20 and npm)
+	@cd $(CONSOLE_BUILD) && npm run --silent build -- --logLevel warn --outDir $(CURDIR)/$(CONSOLE)/site
+
+console-check: $(CONSOLE_BUILD)/.installed ## check that the committed web console is a build of its sources
+	@cd $(CONSOLE_BUILD) && npm run --silent build -- --logLevel warn --outDir dist
+	@diff -r $(CONSOLE_BUILD)/dist $(CONSOLE)/site || { echo "error: the console was not built from these sources: run make console" >&2; exit 1; }
+
+# Beside the sources, npm's folder would be searched by every check of the tree.
+$(CONSOLE_BUILD)/.installed: $(CONSOLE_SOURCES)
+	@command -v npm >/dev/null || { echo "error: npm is not installed; building the console needs node 20 and npm" >&2; exit 1; }
+	@mkdir -p $(CONSOLE_BUILD)
+	@find $(CONSOLE_BUILD) -mindepth 1 -maxdepth 1 ! -name node_modules -exec rm -rf {} +
+	@cp -r $(CONSOLE)/web/. $(CONSOLE_BUILD)/
+	@cd $(CONSOLE_BUILD) && npm ci --silent
+	@touch $@
 
 sbom: ## print the installed packages as CycloneDX (EXTRA=cpu, gpu or base)
 	@$(PYTHON) requirements/sbom.py $(EXTRA)

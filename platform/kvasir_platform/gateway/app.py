@@ -16,6 +16,8 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.console.shared_page import SharedPage
+from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES, ConsoleSite
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http.cors import Cors
 from kvasir_platform.gateway.http.errors import MethodNotAllowed
@@ -115,7 +117,14 @@ class Gateway:
         for model in models.models:
             metrics.track_tokenizer(model.name, model.tokenizer.sizes)
         self._pages = Pages(models, requests, created=int(wall()))
+        self._console = ConsoleSite()
         self._routes = self._route_table()
+        self._item_routes: dict[str, _Route] = {
+            MODELS + "/": ("GET", self._callers_own(self._pages.model)),
+            DECISIONS: ("GET", self._operators(self._operate.decision)),
+            RECORDINGS: ("POST", self._operators(self._operate.recording)),
+            CONSOLE_FILES: ("GET", _everyones(self._console.serve)),
+        }
         self._listener: Listener | None = None
 
     async def serve(self, listen: Listen | None, on_started: Callable[[str, int], None]) -> None:
@@ -179,6 +188,12 @@ class Gateway:
             HEALTH_READY: ("GET", _everyones(pages.ready)),
             "/metrics": ("GET", self._operators(self._operate.metrics)),
             "/status": ("GET", self._operators(self._operate.status)),
+            CONSOLE: ("GET", _everyones(self._console.serve)),
+            CONSOLE_FILES + "status": ("GET", self._operators(self._shared("/status", self._operate.status))),
+            CONSOLE_FILES + "metrics": (
+                "GET",
+                self._operators(self._shared("/metrics", self._operate.metrics)),
+            ),
             REGRET: ("GET", self._operators(self._operate.decision)),
             LOAD: ("POST", self._operators(self._operate.adapters)),
             UNLOAD: ("POST", self._operators(self._operate.adapters)),
@@ -187,12 +202,9 @@ class Gateway:
 
     def _item_route(self, path: str) -> _Route | None:
         """Return the route of a path that ends with a name, or None."""
-        if path.startswith(MODELS + "/"):
-            return "GET", self._callers_own(self._pages.model)
-        if path.startswith(DECISIONS):
-            return "GET", self._operators(self._operate.decision)
-        if path.startswith(RECORDINGS):
-            return "POST", self._operators(self._operate.recording)
+        for beginning, route in self._item_routes.items():
+            if path.startswith(beginning):
+                return route
         if path.startswith(WORKERS) and path.endswith(DRAIN):
             return "POST", self._operators(self._operate.drain)
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
@@ -222,6 +234,10 @@ class Gateway:
             return handler
 
         return admit
+
+    def _shared(self, path: str, show: _Handler) -> _Handler:
+        """Return the console's handler of a page, which all its viewers share."""
+        return SharedPage(path, show, self._clock.now).serve
 
     def _handle(self, exchange: Exchange) -> None:
         try:

@@ -73,7 +73,8 @@ class ProgressDisplay:
         url = f"{'http' if tls.cert_file is None else 'https'}://{reachable(progress.text)}"
         self._output.text(f"\n{', '.join(models)} {verb} served at {url} after {progress.elapsed_s:.0f} s\n")
         self._output.text(curl_line(self._deployment, url))
-        self._output.text("\n  kvasir status   shows workers, load and memory")
+        self._output.text(f"\n  console         {url}/console")
+        self._output.text("  kvasir status   shows workers, load and memory")
         self._output.text("  kvasir down     stops everything, as Ctrl-C does here")
         self._output.text(f"  logs            {self._logs}\n")
 

@@ -18,7 +18,8 @@ from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat, erro
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
-_SAFETY = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"
+_NO_SNIFFING = b"x-content-type-options: nosniff\r\n"
+_SAFETY = _NO_SNIFFING + b"cache-control: no-store\r\n"
 """Answers are a tenant's own: no cache keeps them, and no browser takes model output for a page."""
 
 _STATUS_LINES = {
@@ -148,6 +149,30 @@ class Exchange:
         self._wire.write(
             b"%b%bx-request-id: %b\r\n%b%b%b\r\n"
             % (_STATUS_LINES[204], self._wire.date(), self.request_id.encode(), self.lines, headers, close)
+        )
+        self._finish()
+
+    def file(self, status: int, content: bytes, headers: bytes) -> None:
+        """Send a file that is the same for everyone, which caches may keep as `headers` say: complete lines,
+        with its content type."""
+        if not self._open:
+            return
+        length = b"" if status == 304 else b"content-length: %d\r\n" % len(content)
+        close = b"connection: close\r\n" if self._close else b""
+        shown = b"" if self.request.method == "HEAD" else content
+        self._wire.write(
+            b"%b%bx-request-id: %b\r\n%b%b%b%b%b\r\n%b"
+            % (
+                _STATUS_LINES[status],
+                self._wire.date(),
+                self.request_id.encode(),
+                _NO_SNIFFING,
+                self.lines,
+                headers,
+                length,
+                close,
+                shown,
+            )
         )
         self._finish()
 

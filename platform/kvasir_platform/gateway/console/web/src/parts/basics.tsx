@@ -1,0 +1,117 @@
+// Small parts that several views show.
+
+import type { ComponentChildren } from "preact";
+import { percent } from "../lib/format";
+
+export type Tone = "good" | "warn" | "bad" | "quiet";
+
+const TONES: Record<string, Tone> = {
+  ready: "good",
+  healthy: "good",
+  exact: "good",
+  ok: "good",
+  draining: "warn",
+  connecting: "warn",
+  interrupted: "bad",
+  refused: "bad",
+  slow_start: "warn",
+  probing: "warn",
+  ejected: "bad",
+  unresponsive: "bad",
+  catching_up: "warn",
+  predicted: "quiet",
+  client_closed: "quiet",
+};
+
+export function toneOf(state: string): Tone {
+  return TONES[state] ?? "warn";
+}
+
+/** A state in words, with a mark whose shape says the same as its colour. */
+export function State({ name, tone = toneOf(name), title }: { name: string; tone?: Tone; title?: string }) {
+  return (
+    <span class={`state ${tone}`} title={title}>
+      <span aria-hidden="true">{tone === "good" ? "●" : tone === "bad" ? "▲" : tone === "warn" ? "◆" : "○"}</span>
+      {name.replaceAll("_", " ")}
+    </span>
+  );
+}
+
+/** A fraction as a bar with its figure. */
+export function Bar({ value, label, tone }: { value: number | null; label?: string; tone?: Tone }) {
+  if (value === null) return <span class="quiet">–</span>;
+  const shown = Math.min(1, Math.max(0, value));
+  return (
+    <span class="bar">
+      <span class="track" aria-hidden="true">
+        <span class={`fill ${tone ?? (shown > 0.95 ? "warn" : "plain")}`} style={{ width: `${shown * 100}%` }} />
+      </span>
+      <span>{label ?? percent(value)}</span>
+    </span>
+  );
+}
+
+/** A line of the last minutes, without axes: its last value stands beside it. */
+export function Spark({ values, label }: { values: readonly number[]; label: string }) {
+  const width = 120;
+  const height = 24;
+  const top = Math.max(...values, 1e-9);
+  const step = width / Math.max(1, values.length - 1);
+  const points = values.map((value, i) => `${(i * step).toFixed(1)},${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`);
+  return (
+    <svg class="spark" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" role="img" aria-label={label}>
+      {values.length > 1 && <polyline points={points.join(" ")} />}
+    </svg>
+  );
+}
+
+export function Figure({
+  name,
+  value,
+  note,
+  line,
+}: {
+  name: string;
+  value: string;
+  note?: string;
+  line?: readonly number[] | undefined;
+}) {
+  return (
+    <div class="figure">
+      <div class="name">{name}</div>
+      <div class="value">{value}</div>
+      <div class="note">{note ?? "\u00a0"}</div>
+      {line !== undefined && <Spark values={line} label={`${name} since the console was opened`} />}
+    </div>
+  );
+}
+
+/** What stands where there is nothing to show: why, and what to do. */
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <strong>{title}</strong>
+      {children !== undefined && <div>{children}</div>}
+    </div>
+  );
+}
+
+export function Section({
+  title,
+  aside,
+  children,
+}: {
+  title: string;
+  aside?: ComponentChildren;
+  children: ComponentChildren;
+}) {
+  return (
+    <section aria-label={title}>
+      <header>
+        <h2>{title}</h2>
+        {aside}
+      </header>
+      {children}
+    </section>
+  );
+}

@@ -1,0 +1,72 @@
+// Sizes of pools: what the planner wants, what serves, and what is starting.
+
+import { Bar, Empty, Section, Spark, State } from "../parts/basics";
+import { Table, type Column } from "../parts/table";
+import { count } from "../lib/format";
+import type { History } from "../lib/history";
+import type { Pool, Status } from "../lib/types";
+
+export function Scaling({ status, history }: { status: Status; history: History }) {
+  const pools = status.pools ?? [];
+  if (pools.length === 0)
+    return (
+      <Empty title="The router knows no sizes of pools.">
+        Pools get their sizes from <code>replicas</code> in kvasir.yaml; with <code>scaling</code>, the planner sets them.
+      </Empty>
+    );
+  return (
+    <Section
+      title="Pools"
+      aside={
+        <span class="quiet">
+          forecast and recent actions: <code>kvasir explain scaling</code>
+        </span>
+      }
+    >
+      <Table rows={pools} columns={columns(history)} keyOf={(each) => each.pool} label="Pools" />
+    </Section>
+  );
+}
+
+function columns(history: History): Column<Pool>[] {
+  return [
+    { name: "pool", value: (each) => each.pool },
+    { name: "model", value: (each) => each.model },
+    { name: "role", value: (each) => each.role },
+    { name: "desired", number: true, value: (each) => each.desired, show: (each) => count(each.desired) },
+    { name: "serving", number: true, value: (each) => each.serving, show: (each) => count(each.serving) },
+    { name: "starting", number: true, value: (each) => each.starting, show: (each) => count(each.starting) },
+    {
+      name: "serving of desired",
+      value: share,
+      show: (each) => <Bar value={share(each)} label={`${each.serving} of ${each.desired}`} tone={each.serving >= each.desired ? "good" : "warn"} />,
+    },
+    {
+      name: "size, last minutes",
+      value: (each) => each.serving,
+      show: (each) => <Spark values={history.lines.get(`serving/${each.pool}`) ?? []} label={`Serving replicas of ${each.pool}`} />,
+    },
+    { name: "reason", value: (each) => reason(each)[0], show: (each) => <Why pool={each} /> },
+  ];
+}
+
+function share(pool: Pool): number {
+  return pool.desired === 0 ? 1 : pool.serving / pool.desired;
+}
+
+function Why({ pool }: { pool: Pool }) {
+  const [name, why] = reason(pool);
+  return (
+    <>
+      <State name={name} tone={name === "steady" ? "good" : "warn"} /> <span class="reason">{why}</span>
+    </>
+  );
+}
+
+function reason(pool: Pool): [string, string] {
+  const { desired, serving, starting } = pool;
+  if (serving < desired && starting > 0) return ["growing", `${starting} of its replicas still start`];
+  if (serving < desired) return ["short", "replicas are missing and none is starting: see the verdict on the fleet"];
+  if (serving > desired) return ["shrinking", "replicas beyond the desired size drain and leave"];
+  return ["steady", "it has its desired size"];
+}
