@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from kvasir_router.fast_path import FastPath
 from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.registry import Registry
+from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.mux import RouterMux
 from kvasir_router.recordings.recorder import Recordings
@@ -37,6 +39,8 @@ from kvasir_router.requests.machine import MachineLimits, RequestMachine
 from kvasir_router.sessions.session import SessionEvent, SessionLimits, WorkerSession
 from kvasir_router.sessions.shared_discovery import SharedDiscovery
 from kvasir_router.shell import Router, unobserved
+
+log = logging.getLogger(__name__)
 
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:
@@ -51,8 +55,10 @@ def make_machine(
     *,
     priors: Callable[[WorkerIdentity], CostRates] = rates_of,
     decisions: DecisionLog | None = None,
+    on_gap: Callable[[str | None], None] = unobserved,
 ) -> RequestMachine:
-    """The decisions alone, as production, simulation and replay run them."""
+    """The decisions alone, as production, simulation and replay run them. `on_gap` is called with the role
+    that is missing when requests begin to run on workers of other roles, and with None when that ends."""
     routing, redis = deployment.routing, deployment.tiers.redis
     fleet = Fleet(
         make_policy(routing.policy, deployment.disaggregation, rng),
@@ -68,8 +74,16 @@ def make_machine(
         index_modes={pool.name: IndexMode(pool.kv_index) for pool in deployment.pools},
         decisions=decisions,
         health=routing.health,
+        gap=RoleGap(routing.cross_role_after_s, on_gap),
     )
     return RequestMachine(fleet, _limits_of(deployment), rules_of(deployment))
+
+
+def _log_gap(model: str, missing: str | None) -> None:
+    if missing is None:
+        log.warning("every role of %s serves again", model)
+    else:
+        log.warning("%s: requests of %s run whole on workers of any role", missing, model)
 
 
 def _link_settings(deployment: Deployment) -> dict[LinkClass, LinkSetting]:
@@ -206,7 +220,13 @@ def make_router(
     if embeds:
         machine = make_embedding_machine(deployment, rng)
     else:
-        machine = generating = make_machine(deployment, rng, priors=priors, decisions=decisions)
+        machine = generating = make_machine(
+            deployment,
+            rng,
+            priors=priors,
+            decisions=decisions,
+            on_gap=partial(_log_gap, deployment.model.name),
+        )
         if fast_path:
             lanes = FastPath(lambda request_id, _: generating.fast_path_of(request_id))
         if deployment.lora_loading.enabled:

@@ -113,7 +113,8 @@ class WorkerIdentity:
     snapshots. `golden` is empty if the engine has no tokenizer. `model_parameters` and `model_bytes` cover
     all ranks of one replica, 0 if unknown. Workers with the same `shared_tier` (address and block properties)
     use the same remote tier; "" for none. `locality` is that of the replica's first node. `work` are the
-    sizes of its model, None if unknown.
+    sizes of its model, None if unknown. `any_role`: whether its engine runs whole requests, whatever its
+    role is.
     """
 
     worker_id: str
@@ -141,6 +142,7 @@ class WorkerIdentity:
     shared_tier: str = ""
     locality: Locality = NOWHERE
     work: ModelWork | None = None
+    any_role: bool = False
 
 
 def registration_conflicts(

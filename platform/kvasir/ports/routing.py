@@ -33,6 +33,9 @@ LINKS = len(KNOWN_LINKS)
 LinkGrid = NDArray[np.uint8]
 """The LinkClass of each pair: sources x receivers."""
 
+CROSS_ROLE = "cross_role"
+"""The reason of a plan that runs a request whole, because no worker of the right role serves."""
+
 SCORE = "score"
 """The unit in which the largest sum of terms is best; in every other unit the smallest is."""
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from kvasir.core.demand import PoolPlan
 from kvasir.ports.router import Accounting, AdmissionView, RegretView, RequestSummary, WorkerView
+from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
 from kvasir.telemetry.router_series import (
@@ -113,6 +114,9 @@ class Metrics:
         self._migrations = counter(
             "migrations", "Requests continued on another worker after theirs was lost", "model"
         )
+        self._cross_role = counter(
+            "cross_role_requests", "Requests run whole because no worker of the right role served", "model"
+        )
         self._slo = counter(
             "slo_requests", "Requests ended, by SLO class and whether it was met", "slo", "met"
         )
@@ -205,6 +209,7 @@ class Metrics:
             (self._moved_bytes, usage.transferred_bytes),
             (self._retries, summary.retries),
             (self._migrations, summary.migrations),
+            (self._cross_role, summary.reason == CROSS_ROLE),
         ):
             if amount:
                 self._child(family, model).inc(amount)

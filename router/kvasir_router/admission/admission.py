@@ -48,7 +48,7 @@ class Admission(FairAdmission):
         super().__init__(rules, lambda request: fleet.output_tokens(request) * request.sampling.n)
         self._fleet = fleet
         self._parked: dict[str, AdmissionTicket] = {}
-        self._room = Room(fleet.columns, fleet.workers, rules)
+        self._room = Room(fleet.columns, fleet.workers, rules, fleet.gap)
         self._long_kv = 0
         self._long_prompts: set[str] = set()
         self._known = -1

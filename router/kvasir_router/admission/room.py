@@ -32,6 +32,7 @@ from kvasir_router.fleet.columns import (
     TOKENS_PER_S,
     Columns,
 )
+from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.fleet.work import Worker, WorkerState
 
 _PREFILL_FIXED, _STEP_FIXED, _STEP_STREAM = 0, 2, 3
@@ -74,8 +75,11 @@ class Booking:
 class Room:
     """The places of a fleet that may be used; call `renew` after the fleet changes."""
 
-    def __init__(self, columns: Columns, workers: Mapping[str, Worker], rules: AdmissionRules) -> None:
+    def __init__(
+        self, columns: Columns, workers: Mapping[str, Worker], rules: AdmissionRules, gap: RoleGap
+    ) -> None:
         self._columns = columns
+        self._gap = gap
         self._workers = workers
         self._rules = rules
         self._prefill = self._decode = self._whole = _Rows(np.empty(0, dtype=np.int64))
@@ -97,7 +101,10 @@ class Room:
         computes = [role is not Role.DECODE for role in roles]
         decodes = [role is not Role.PREFILL for role in roles]
         self._decode = _usable(decodes, well, ready)
-        if rules.disaggregation == "never":
+        if self._gap.open:
+            able = [self._workers[t.worker_id].any_role for t in columns.targets]
+            self._decode = self._prefill = self._whole = _usable(able, well, ready)
+        elif rules.disaggregation == "never":
             both = [one and other for one, other in zip(computes, decodes, strict=True)]
             self._decode = self._prefill = self._whole = _usable(both, well, ready)
         else:

@@ -222,10 +222,14 @@ class Columns:
         rows = [place.row for place in self.of_worker(worker_id)]
         self.ints[TROUBLED, rows[0] : rows[-1] + 1] = sum(1 << (medium - 1) for medium in media)
 
-    def select(self, rows: Sequence[int], group: Callable[[RoutingTarget], int]) -> Selection:
-        """Return these rows; valid until workers join or leave, or groups change."""
+    def select(
+        self, rows: Sequence[int], group: Callable[[RoutingTarget], int], *, any_role: bool = False
+    ) -> Selection:
+        """Return these rows; valid until workers join or leave, or groups change. `any_role`: workers that
+        can run whole requests may run either part."""
         targets = tuple(self.targets[row] for row in rows)
-        roles = [self.places[target].worker.role for target in targets]
+        workers = [self.places[target].worker for target in targets]
+        roles = [Role.BOTH if any_role and worker.any_role else worker.role for worker in workers]
         whole = len(rows) == len(self.targets) and list(rows) == list(range(len(rows)))
         return Selection(
             rows=None if whole else np.array(rows, dtype=np.int64),

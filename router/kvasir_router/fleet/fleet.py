@@ -14,7 +14,7 @@ from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus, Medium
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
-from kvasir.ports.routing import Plan, RequestView, RoutingPolicy, RoutingTarget
+from kvasir.ports.routing import CROSS_ROLE, Plan, RequestView, RoutingPolicy, RoutingTarget
 from kvasir_router.decide.rates import RateBook
 from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.columns import Columns
@@ -22,6 +22,7 @@ from kvasir_router.fleet.decision_log import Decided, DecisionLog
 from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.place_loads import PlaceLoads, share
 from kvasir_router.fleet.reconcile import Reconciler
+from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.fleet.selections import Selections
 from kvasir_router.fleet.transfer_counts import TransferCounts
 from kvasir_router.fleet.work import Charges, PromptBlocks, TargetLoad, Worker, WorkerState
@@ -39,6 +40,7 @@ class Fleet:
     requests without hashes. `index_modes` are by pool, with HYBRID as the default.
     `decisions` records every plan, and `decided_s` is the duration of the last decision. `received` counts
     transfers, `eased` events that may have made room, and `changed` the changes of the serving workers.
+    `gap` is the gap in its roles.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Fleet:
         index_modes: Mapping[str, IndexMode] | None = None,
         decisions: DecisionLog | None = None,
         health: HealthSpec | None = None,
+        gap: RoleGap | None = None,
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self.index = index
@@ -64,7 +67,8 @@ class Fleet:
         self._decisions = decisions
         self._columns = Columns()
         self._loads = PlaceLoads(self._columns, index.held_blocks)
-        self._selections = Selections(self._columns, self.workers, index)
+        self.gap = gap or RoleGap()
+        self._selections = Selections(self._columns, self.workers, index, self.gap)
         self._reconciler = Reconciler()
         self._predicted: dict[str, dict[RoutingTarget, int]] = {}
         self.received = TransferCounts(self.workers)
@@ -146,7 +150,15 @@ class Fleet:
         """Return the learned costs of work there. Raises KeyError for an unknown worker."""
         return self._rates.rates(worker_id)
 
+    def open_gap(self, now: float) -> bool:
+        """Let any worker serve if a role has been missing for long enough. Return whether that is new."""
+        if not self.gap.look(now):
+            return False
+        self._serving_changed()
+        return True
+
     def _serving_changed(self) -> None:
+        self.gap.note(self._missing_role(self._ready()))
         self._selections.forget()
         self.changed += 1
         self.eased += 1
@@ -205,6 +217,9 @@ class Fleet:
         """Return a plan; a `tentative` one leaves no record. Workers in `avoid`, and those that health
         avoids, are chosen only if no others serve. With `prefilled_on`, that place has the KV: only it may
         prefill, and a plan in which it does needs only to decode."""
+        any_role = self.gap.open
+        if any_role and prefilled_on is not None:
+            return None
         log = None if tentative else self._decisions
         began = 0.0 if log is None else log.stopwatch()
         view = RequestView(
@@ -216,7 +231,7 @@ class Fleet:
             priority=request.priority,
             slo=request.slo,
             session=request.session,
-            single_worker=request.sampling.prompt_logprobs is not None,
+            single_worker=any_role or request.sampling.prompt_logprobs is not None,
         )
         unwell = self.health.avoided(now)
         depths = self.index.match(names)
@@ -225,6 +240,7 @@ class Fleet:
             candidates = selection.candidates(depths, view.prompt_tokens, now, source)
             plan = self._policy.decide(view, candidates, now)
             if plan is not None:
+                plan = replace(plan, reason=CROSS_ROLE) if any_role else plan
                 if log is not None:
                     self.decided_s = log.stopwatch() - began
                     decided = Decided(request.arrival_s, now, self.decided_s)
@@ -238,9 +254,16 @@ class Fleet:
     def missing(self, adapter: str | None = None) -> str | None:
         """Return what is missing to serve an ordinary request at once, with that adapter, in words; None if
         nothing is."""
-        ready = [
-            each for each in self.workers.values() if each.state is WorkerState.READY and each.has(adapter)
-        ]
+        ready = self._ready(adapter)
+        if self.gap.open and any(worker.any_role for worker in ready):
+            return None
+        return self._missing_role(ready)
+
+    def _ready(self, adapter: str | None = None) -> list[Worker]:
+        ready = WorkerState.READY
+        return [each for each in self.workers.values() if each.state is ready and each.has(adapter)]
+
+    def _missing_role(self, ready: list[Worker]) -> str | None:
         roles = [worker.role for worker in ready]
         return self._policy.missing(
             [role is not Role.DECODE for role in roles],

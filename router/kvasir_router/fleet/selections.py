@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from kvasir.core.requests import Request, Role
 from kvasir.ports.routing import RoutingTarget
 from kvasir_router.fleet.columns import Columns, Selection
+from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.fleet.work import Worker, WorkerState
 from kvasir_router.index import FleetIndex
 
@@ -20,12 +21,16 @@ _Key = tuple[str, str | None, frozenset[str]]
 
 
 class Selections:
-    """Selections of `columns`, from workers that are READY."""
+    """Selections of `columns`, from workers that are READY. While the `gap` is open, all that can run whole
+    requests may run either part."""
 
-    def __init__(self, columns: Columns, workers: Mapping[str, Worker], index: FleetIndex) -> None:
+    def __init__(
+        self, columns: Columns, workers: Mapping[str, Worker], index: FleetIndex, gap: RoleGap
+    ) -> None:
         self._columns = columns
         self._workers = workers
         self._index = index
+        self._gap = gap
         self._kept: dict[_Key, Selection] = {}
         self._revision = -1
 
@@ -76,7 +81,7 @@ class Selections:
             source = self._columns.places[prefilled_on].row
             decode = (row for row in rows if self._workers[targets[row].worker_id].role is not Role.PREFILL)
             rows = sorted({source, *decode})
-        return self._columns.select(rows, self._index.group)
+        return self._columns.select(rows, self._index.group, any_role=self._gap.open)
 
     def _serves(self, target: RoutingTarget, request: Request) -> bool:
         worker = self._workers[target.worker_id]

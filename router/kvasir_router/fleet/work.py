@@ -104,6 +104,11 @@ class Worker:
         return self.identity.role if self.assigned is None else self.assigned
 
     @property
+    def any_role(self) -> bool:
+        """Whether it can run whole requests."""
+        return self.identity.any_role or self.role is not Role.PREFILL
+
+    @property
     def state(self) -> WorkerState:
         """Whether new work may be sent."""
         if self.interrupted:

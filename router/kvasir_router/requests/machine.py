@@ -101,7 +101,7 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
 
     def next_wakeup(self) -> float | None:
         """When a Tick is due, on the same clock as `now`; None if nothing waits for time."""
-        due = (super().next_wakeup(), self.fleet.index.next_due())
+        due = (super().next_wakeup(), self.fleet.index.next_due(), self.fleet.gap.next_due())
         return min((when for when in due if when is not None), default=None)
 
     def fast_path_of(self, request_id: str) -> tuple[str, str, StreamTokens] | None:
@@ -112,12 +112,16 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle an event. Raise, for Arrived only and without any change, CapacityError (no_capacity,
         shutting_down, or the refusal of Admission) or RequestError (duplicate_request)."""
+        # Before a tick, which moves the requests of workers that cannot be reached.
+        opened = isinstance(event, TimerTick) and self.fleet.open_gap(now)
         if isinstance(event, StepReceived):
             self._progress.take(event.worker_id, event.batch, now)
         elif isinstance(event, MembershipEvent):
             self._membership(event, now)
         else:
             self._request(event, now)
+        if self.fleet.open_gap(now) or opened:
+            self._placement.unpark(now)
         if self._admission.due(now):
             self._placement.start_queued(now)
         self._admission.tick(now)

@@ -41,6 +41,7 @@ SUMMARY = RequestSummary(
     predicted_cached_tokens=1,
     retries=1,
     migrations=1,
+    reason="cross_role",
     usage=Usage(9, 8, 7, 6, 5, 4),
     slo=SloClass("s", 1.0, 1.0),
 )

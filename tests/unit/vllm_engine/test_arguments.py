@@ -10,6 +10,7 @@ import pytest
 
 from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.model_files import resolve_model
+from kvasir.config.load.model_parsers import answers_alike, with_shared_parsers
 from kvasir.config.load.support import Platform, unsupported_features
 from kvasir.config.spec.deployment import (
     Deployment,
@@ -413,10 +414,20 @@ def test_rules_and_reasoning_reach_the_engine_core() -> None:
     assert compilers(EngineSpec()) == ("xgrammar", "guidance")
 
 
-def test_a_pool_that_prefills_reasons_not() -> None:
-    pool = PoolSpec(name="prefill", role=Role.PREFILL, engine=EngineSpec(reasoning_parser="qwen3"))
-    apart = Deployment(pools=(pool, PoolSpec(name="decode", role=Role.DECODE)))
-    assert "reasoning_parser" not in arguments(apart)
+def test_a_pool_that_prefills_has_the_parsers_of_the_one_that_answers_and_can_answer_for_it() -> None:
+    reasons = EngineSpec(reasoning_parser="qwen3", tool_parser="hermes")
+    prefill = PoolSpec(name="prefill", role=Role.PREFILL)
+    apart = Deployment(pools=(prefill, PoolSpec(name="decode", role=Role.DECODE, engine=reasons)))
+    assert not answers_alike(apart, apart.pools[0])
+    shared = with_shared_parsers(apart)
+    assert shared.pools[0].engine.tool_parser == "hermes"
+    assert arguments(shared)["reasoning_parser"] == "qwen3"
+    assert all(answers_alike(shared, pool) for pool in shared.pools)
+    other = prefill.model_copy(update={"engine": EngineSpec(tool_parser="mistral")})
+    mixed = with_shared_parsers(apart.model_copy(update={"pools": (other, apart.pools[1])}))
+    assert mixed.pools[0].engine.tool_parser == "mistral"
+    assert not answers_alike(mixed, mixed.pools[0])
+    assert with_shared_parsers(shared) is shared
 
 
 @pytest.mark.parametrize(

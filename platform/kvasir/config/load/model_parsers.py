@@ -8,16 +8,37 @@ from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.parsers import reasoning_parser, tool_parser
 from kvasir.config.load.model_files import chat_template, configured_template
 from kvasir.config.load.model_support import with_length
-from kvasir.config.spec.deployment import Deployment, EngineSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
 from kvasir.core.errors import ConfigError
+from kvasir.core.requests import Role
 
+_ANSWERING = (Role.DECODE, Role.BOTH)
 _CHOICES = {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
 
 
 def resolved(view: Deployment, folder: Path) -> Deployment:
-    """Return `view` with every `auto` that depends on the files of its model in `folder` replaced. Raises
-    ConfigError if one cannot be."""
-    return with_parsers(with_length(view, folder), folder)
+    """Return `view` with every `auto` that depends on the files of its model in `folder` replaced, and with
+    the parsers of pools that answer in prefill pools that name none. Raises ConfigError if one cannot be."""
+    return with_parsers(with_length(with_shared_parsers(view), folder), folder)
+
+
+def with_shared_parsers(view: Deployment) -> Deployment:
+    """Return `view` with the parsers of its first pool that answers in prefill pools that name none, since
+    these answer while no other worker serves."""
+    answering = next((pool.engine for pool in view.pools if pool.role in _ANSWERING), None)
+    if answering is None:
+        return view
+    shared = {field: getattr(answering, field) for field in _CHOICES}
+    pools = tuple(_sharing(pool, shared) for pool in view.pools)
+    return view if pools == view.pools else view.model_copy(update={"pools": pools})
+
+
+def answers_alike(view: Deployment, pool: PoolSpec) -> bool:
+    """Return whether the engine of `pool` splits output as the pools of `view` that answer do."""
+    answering = [each.engine for each in view.pools if each.role in _ANSWERING]
+    return all(
+        getattr(pool.engine, field) == getattr(each, field) for each in answering for field in _CHOICES
+    )
 
 
 def with_parsers(view: Deployment, folder: Path) -> Deployment:
@@ -39,6 +60,13 @@ def with_parsers(view: Deployment, folder: Path) -> Deployment:
             )
     pools = tuple(pool.model_copy(update={"engine": _named(pool.engine, names)}) for pool in view.pools)
     return view.model_copy(update={"pools": pools})
+
+
+def _sharing(pool: PoolSpec, shared: dict[str, str | None]) -> PoolSpec:
+    changes = {field: name for field, name in shared.items() if name and not getattr(pool.engine, field)}
+    if pool.role is not Role.PREFILL or not changes:
+        return pool
+    return pool.model_copy(update={"engine": pool.engine.model_copy(update=changes)})
 
 
 def _named(engine: EngineSpec, names: dict[str, str | None]) -> EngineSpec:

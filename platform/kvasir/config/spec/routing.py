@@ -22,8 +22,8 @@ class HealthSpec(Spec):
     max_ejection_s: float = Field(default=60.0, gt=0)
     """Maximum duration of an ejection."""
     max_ejected: float = Field(default=0.5, ge=0, le=1)
-    """If more than this fraction of a pool would be ejected, health is ignored and the whole pool is used
-    (panic mode)."""
+    """If more than this fraction of a pool would be ejected, its failing workers get requests too, once the
+    healthy ones have no room (panic mode)."""
     slow_start_s: float = Field(default=10.0, ge=0)
     """Time over which the share of a worker that joins or returns rises to its full value. 0: at once."""
     max_legs: int = Field(default=4096, ge=1)
@@ -68,6 +68,9 @@ class RoutingSpec(Spec):
     """Maximum retries on another worker for a request that has not emitted a token."""
     max_migrations: int = Field(default=3, ge=0, le=10)
     """Maximum failovers of a request after the loss of its worker."""
+    cross_role_after_s: float | None = Field(default=0.5, ge=0)
+    """How long no worker of a role must serve before requests run whole on any worker of the model that can.
+    null: they wait for a worker of that role."""
     retry_budget: float = Field(default=0.15, ge=0, le=1)
     """Maximum retries after a failure or without an answer, as a fraction of arriving requests. Failovers
     after the loss of a worker do not count."""

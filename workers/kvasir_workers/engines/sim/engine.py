@@ -318,5 +318,6 @@ class SimEngine:
             adapters=tuple(sorted(lora.name for lora in self._deployment.lora)),
             data_parallel_size=limits.ranks,
             reports_kv=self._holdings is not None,
+            any_role=True,
             golden=self._golden,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvasir.ports.routing import SCORE
+from kvasir.ports.routing import CROSS_ROLE, SCORE
 from kvasir_platform.cli.common.gateway_client import decisions
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput, number, table
@@ -67,6 +67,8 @@ def sentence(record: Record) -> str:
             instead.append(f"{verb} on {_name(best)} ({_amount(best['total'], part['unit'])})")
     text = ", and ".join(why) or f"decoded on {record['decode_worker']}"
     text = text[0].upper() + text[1:]
+    if record["reason"] == CROSS_ROLE:
+        text = f"{text}: no worker of the right role served, so one ran all of it"
     return f"{text}, and not {' and '.join(instead)}." if instead else f"{text}."
 
 

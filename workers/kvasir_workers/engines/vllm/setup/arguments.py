@@ -130,7 +130,7 @@ def engine_arguments(
             "reasoning_parser_plugin": CORE_GRAMMARS,
         },
     }
-    if engine.reasoning_parser is not None and _part(deployment, pool) is not Role.PREFILL:
+    if engine.reasoning_parser is not None:
         arguments["reasoning_parser"] = engine.reasoning_parser
     if engine.speculative is not None:
         arguments["speculative_config"] = _speculation(engine.speculative)

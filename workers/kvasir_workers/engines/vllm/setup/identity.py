@@ -9,6 +9,7 @@ from typing import Any
 
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.load.model_files import configured_template
+from kvasir.config.load.model_parsers import answers_alike
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
@@ -58,6 +59,7 @@ async def identity_of(
         adapters=tuple(each.name for each in deployment.lora),
         data_parallel_size=copies,
         reports_kv=reports_kv,
+        any_role=not embeds and answers_alike(deployment, pool),
         hardware=hardware_of(
             shares[0]["device"], devices=pool.engine.ranks, element_bytes=shares[0]["element_bytes"]
         ),

@@ -1,0 +1,145 @@
+"""Workers of any role continue streams when none of the right role is left, in virtual time."""
+
+from __future__ import annotations
+
+import logging
+from itertools import combinations
+
+import pytest
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import CapacityError
+from kvasir.core.requests import Sampling
+from kvasir_platform.sim.chaos.checks import broken_streams
+from kvasir_platform.sim.chaos.load import Gaps
+from kvasir_platform.sim.client import ClientStream
+from kvasir_platform.sim.cluster import Cluster
+from kvasir_platform.sim.core.virtual_loop import VirtualClock
+from kvasir_platform.sim.stories import simulate
+from kvasir_platform.sim.stories import small_deployment as deployment
+
+PREFILL, DECODE, OTHER_DECODE = WORKERS = ("prefill-0", "decode-1", "decode-2")
+LOSSES = [
+    *(((worker_id,), 0.0) for worker_id in WORKERS),
+    *((pair, apart_s) for pair in combinations(WORKERS, 2) for apart_s in (0.0, 0.7)),
+]
+"""The workers that are lost, and how many seconds one after the other."""
+LONG = Sampling(max_tokens=500, temperature=0.0, ignore_eos=True)
+LONGEST_GAP_S = 3.0
+NOBODY: frozenset[str] = frozenset()
+
+
+async def lose(cluster: Cluster, worker_id: str, kind: str) -> None:
+    if kind == "kill":
+        await cluster.kill(worker_id)
+    elif kind == "freeze":
+        cluster.faults.freeze(worker_id)
+    else:
+        cluster.faults.partition(worker_id)
+
+
+async def give_back(cluster: Cluster, worker_id: str, kind: str) -> None:
+    if kind == "kill":
+        await cluster.forget(worker_id)
+    elif kind == "freeze":
+        cluster.faults.thaw(worker_id)
+    else:
+        cluster.faults.heal(worker_id)
+
+
+def three_workers(**routing: object) -> Deployment:
+    return deployment(prefill=1, decode=2, **routing)  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.parametrize("kind", ["kill", "freeze", "partition"])
+@pytest.mark.parametrize(("lost", "apart_s"), LOSSES)
+def test_streams_go_on_within_three_seconds_while_any_worker_lives(
+    lost: tuple[str, ...], kind: str, apart_s: float
+) -> None:
+    gaps, spec, streams = Gaps(VirtualClock()), three_workers(), list[ClientStream]()
+
+    async def story(cluster: Cluster) -> None:
+        routers = [next(iter(cluster.routers)), cluster.add_router()]
+        await cluster.ready()
+        for i in range(2):
+            streams.append(cluster.submit(range(i, 64 + i), LONG, router_id=routers[i % 2]))
+        for stream in streams:
+            await stream.started.wait()
+        for worker_id in lost:
+            await lose(cluster, worker_id, kind)
+            await cluster.clock.sleep(apart_s)
+        arrived = [cluster.submit(range(i, 64 + i), LONG, router_id=routers[i % 2]) for i in range(2, 4)]
+        streams.extend(arrived)
+        for stream in streams:
+            await stream.finished()
+        if DECODE in lost and OTHER_DECODE in lost:
+            assert {stream.summary.decode_worker for stream in streams if stream.summary} == {PREFILL}
+        for worker_id in lost:
+            await give_back(cluster, worker_id, kind)
+
+    simulate(spec, story, on_stream=gaps)
+    assert list(broken_streams(spec, streams, NOBODY)) == []
+    assert max(gaps.longest.values()) <= LONGEST_GAP_S
+
+
+def test_without_a_prefill_worker_prompts_are_computed_where_they_decode(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(cluster: Cluster) -> None:
+        assert (await cluster.submit(range(64)).finished()).prefill_worker == PREFILL
+        await cluster.kill(PREFILL)
+        await cluster.clock.sleep(1.0)
+        assert cluster.router.not_ready_reason() is None
+        summary = await cluster.submit(range(64)).finished()
+        assert (summary.prefill_worker, summary.reason) == (None, "cross_role")
+        record = cluster.router.explain(summary.request_id)
+        assert record is not None
+        assert (record.reason, record.mode) == ("cross_role", "aggregated")
+        await cluster.forget(PREFILL)
+        await cluster.add("prefill")
+        await cluster.ready()
+        assert (await cluster.submit(range(64)).finished()).prefill_worker == "prefill-5"
+
+    with caplog.at_level(logging.WARNING, "kvasir_router"):
+        simulate(three_workers(), story)
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["no", "every"]
+
+
+def test_a_fleet_that_was_never_complete_waits_for_the_role_that_starts() -> None:
+    async def story(cluster: Cluster) -> None:
+        stream = cluster.submit(range(64))
+        await cluster.clock.sleep(3.0)
+        assert cluster.router.not_ready_reason() == "no worker that decodes"
+        assert not stream.started.is_set()
+        await cluster.add("decode")
+        assert (await stream.finished()).prefill_worker is not None
+
+    spec = deployment(prefill=1, decode=1)
+    pools = tuple(pool.model_copy(update={"replicas": int(pool.name == "prefill")}) for pool in spec.pools)
+    simulate(spec.model_copy(update={"pools": pools}), story)
+
+
+def test_requests_wait_for_their_role_where_the_spec_says_so() -> None:
+    async def story(cluster: Cluster) -> None:
+        for worker_id in (DECODE, OTHER_DECODE):
+            await cluster.kill(worker_id)
+        await cluster.clock.sleep(1.0)
+        stream = cluster.submit(range(64))
+        with pytest.raises(CapacityError) as caught:
+            await stream.finished()
+        assert "no worker that decodes" in caught.value.message
+
+    simulate(three_workers(cross_role_after_s=None, queue_timeout_s=5.0), story)
+
+
+def test_a_prompt_that_is_being_computed_is_answered_where_it_is_when_nobody_else_decodes() -> None:
+    async def story(cluster: Cluster) -> None:
+        stream = cluster.submit(range(4000), Sampling(max_tokens=40, temperature=0.0, ignore_eos=True))
+        await cluster.clock.sleep(0.02)
+        for worker_id in (DECODE, OTHER_DECODE):
+            await cluster.kill(worker_id)
+        summary = await stream.finished()
+        assert (summary.decode_worker, summary.reason) == (PREFILL, "cross_role")
+        assert len(stream.tokens[0]) == 40
+
+    simulate(three_workers(), story)
