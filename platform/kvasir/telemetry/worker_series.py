@@ -153,7 +153,7 @@ WORKERS: tuple[SeriesTable[_Views], ...] = (
         _pools,
         gauge(
             "panic",
-            "1 while the pool is in panic mode: too many workers are ejected, so all are used",
+            "1 while the pool is in panic mode: ejected workers get what healthy ones have no room for",
             lambda pool: any(health.panic for health in pool),
         ),
     ),

@@ -68,6 +68,11 @@ class Admission(FairAdmission):
         yield from self._queue
         yield from self._parked
 
+    @property
+    def held_back(self) -> bool:
+        """Whether requests wait for room on workers that serve them."""
+        return len(self._queue) > 0
+
     def parked(self, ticket: AdmissionTicket) -> bool:
         """Whether the request waits because no worker serves it."""
         return ticket.request_id in self._parked

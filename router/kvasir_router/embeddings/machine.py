@@ -107,6 +107,8 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
                 self._failover.handle(event, now)
                 self._admission.resized(self.fleet.ready)
         self._start_waiting(now)
+        if self.fleet.health.press(self.queued > 0):
+            self._start_waiting(now)
         self._admission.tick(now)
         effects = self._table.out.copy()
         self._table.out.clear()

@@ -6,8 +6,9 @@
 
 A worker is judged by its effect on requests, not by its own reports: consecutive failures, and times to first
 token far above the predicted ones, eject it, longer each time. After that, and when it joins, its share grows
-gradually. A fault that half a fleet shares is not the fault of a worker: if a signal would eject too many, it
-is ignored and all workers are used evenly. Pure: no clock, no randomness.
+gradually. A fault that half a fleet shares may not be the fault of a worker: if a signal would eject too many
+(panic mode), the healthy workers are filled first, and what they have no room for is spread over all. Pure:
+no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ BLIP_S = 0.5
 class FleetHealth:
     """The health of all workers, by session id. Times are readings of one clock, in seconds.
 
-    Obligations: at most the fraction `max_ejected` of a pool is avoided for ejections; a worker without
-    further faults is healthy again after its ejection, one success and a slow start.
+    Obligations: while requests wait for room, at most the fraction `max_ejected` of a pool is avoided for
+    ejections; a worker without further faults is healthy again after its ejection, one success and a slow
+    start.
     """
 
     def __init__(self, spec: HealthSpec) -> None:
@@ -56,6 +58,7 @@ class FleetHealth:
         self._troubled: dict[str, WorkerHealth] = {}
         # Derived from the troubled workers on the first read after a change.
         self._stale = False
+        self._pressed = False
         self._ejected = NOBODY
         self._limited: list[WorkerHealth] = []
         self._due = math.inf
@@ -181,6 +184,13 @@ class FleetHealth:
                 member.ramp = None
             self._place(member)
 
+    def press(self, waiting: bool) -> bool:
+        """Set whether requests wait for room. Return whether more workers may be used than before."""
+        if waiting is self._pressed:
+            return False
+        self._pressed = waiting
+        return waiting and bool(self._troubled)
+
     # -- results ---------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
@@ -199,7 +209,7 @@ class FleetHealth:
         if self._due <= now:
             self.tick(now)
             self._recompute()
-        full = [member.worker_id for member in self._limited if member.has_enough(now)]
+        full = [each.worker_id for each in self._limited if self._waits(each) or each.has_enough(now)]
         if not full and not self._crowded:
             return self._ejected
         return self._ejected.union(full, self._crowded)
@@ -219,7 +229,8 @@ class FleetHealth:
         if level is HealthLevel.SILENT:
             share, why = 0.0, f"it cannot be reached, for {now - (member.silent_since_s or now):.1f} s"
         elif level is HealthLevel.EJECTED:
-            for_s, share, why = max(0.0, member.next_due - now), 1.0 if panic else 0.0, member.why
+            used = panic and not self._waits(member)
+            for_s, share, why = max(0.0, member.next_due - now), float(used), member.why
         elif level is HealthLevel.PROBING:
             share, why = FIRST_SHARE, f"one request at a time until one succeeds; {member.why}"
         elif member.ramp is not None:
@@ -227,6 +238,13 @@ class FleetHealth:
         elif worker_id in self._crowded:
             why = f"{member.legs} requests run there, which is one router's limit for a worker"
         return HealthView(level, why, for_s, share, member.ejections, panic)
+
+    def _waits(self, member: WorkerHealth) -> bool:
+        """Whether an ejected worker of a pool in panic gets nothing, because healthy ones have room."""
+        if member.level is not HealthLevel.EJECTED or self._pressed:
+            return False
+        healthy = member.pool.counts[HealthLevel.HEALTHY]
+        return healthy > 0 and (not self._crowded or healthy > member.pool.crowded(self._crowded))
 
     # -- judgement -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
@@ -151,6 +151,11 @@ class Pool:
     def mean_legs(self) -> float:
         """Average legs of a healthy worker."""
         return self.healthy_legs / max(1, self.counts[HealthLevel.HEALTHY])
+
+    def crowded(self, full: Set[str]) -> int:
+        """The number of healthy workers among those in `full`."""
+        members = (self.members.get(worker_id) for worker_id in full)
+        return sum(each is not None and each.level is HealthLevel.HEALTHY for each in members)
 
     def panics(self, most: float) -> bool:
         """Whether more than this fraction of the pool looks bad."""

@@ -124,6 +124,8 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
             self._placement.unpark(now)
         if self._admission.due(now):
             self._placement.start_queued(now)
+        if self.fleet.health.press(self._admission.held_back):
+            self._placement.start_queued(now)
         self._admission.tick(now)
         effects = self._table.out + self.fleet.index.take_effects()
         self._table.out.clear()

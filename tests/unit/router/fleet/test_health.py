@@ -346,16 +346,23 @@ def test_a_slow_start_can_be_left_out() -> None:
 # -- too much of it --------------------------------------------------------------------------------
 
 
-def test_when_more_than_half_of_a_pool_looks_bad_nobody_is_avoided_for_it(four: FleetHealth) -> None:
+def test_when_more_than_half_of_a_pool_looks_bad_it_gets_what_the_rest_has_no_room_for(
+    four: FleetHealth,
+) -> None:
     fail(four, "a", 0.0)
     fail(four, "b", 0.0)
     assert four.avoided(0.0) == {"a", "b"}
     assert not four.panicking("pool")
+    assert not four.press(False)
     fail(four, "c", 0.5)
-    assert four.avoided(0.5) is NOBODY
+    assert four.avoided(0.5) == {"a", "b", "c"}
     assert four.panicking("pool")
     view = four.view("c", 0.5)
-    assert (view.state, view.panic, view.share) == ("ejected", True, 1.0)
+    assert (view.state, view.panic, view.share) == ("ejected", True, 0.0)
+    assert four.press(True)
+    assert four.avoided(0.5) is NOBODY
+    assert four.view("c", 0.5).share == 1.0
+    assert not four.press(True)
     # The first two are out of it, and are probed, while the third is left alone.
     assert four.avoided(2.0) == {"c"}
     assert not four.panicking("pool")
@@ -367,6 +374,8 @@ def test_silent_workers_count_as_bad_ones(four: FleetHealth) -> None:
     assert not four.panicking("pool")
     fail(four, "c", 0.0)
     assert four.panicking("pool")
+    assert four.avoided(0.0) == {"c"}
+    four.press(True)
     assert four.avoided(0.0) is NOBODY
     four.resumed("a", 0.1)
     assert four.avoided(0.1) == {"c"}
@@ -378,6 +387,8 @@ def test_panic_of_one_pool_does_not_help_another() -> None:
         health.join(worker_id, "other", 0.0)
     for worker_id in "abcw":
         fail(health, worker_id, 0.0)
+    assert health.avoided(0.0) == {"w", "a", "b", "c"}
+    health.press(True)
     assert health.avoided(0.0) == {"w"}
     assert (health.panicking("pool"), health.panicking("other")) == (True, False)
 
@@ -390,7 +401,7 @@ def test_a_worker_with_all_that_one_router_gives_is_passed_over_in_panic_too(fou
         fail(four, worker_id, 0.0)
     assert four.avoided(0.0) == {"d"}
     four.loaded("d", SPEC.max_legs - 1, 0.0)
-    assert four.avoided(0.0) is NOBODY
+    assert four.avoided(0.0) == {"a", "b", "c"}
 
 
 def test_a_worker_that_leaves_leaves_nothing_behind(four: FleetHealth) -> None:
@@ -446,6 +457,7 @@ def test_no_more_of_a_pool_is_ejected_in_effect_than_is_allowed(
     happenings: list[tuple[str, str, float, int]], most: float
 ) -> None:
     health, now = health_of(WORKERS, SPEC.model_copy(update={"max_ejected": most})), 0.0
+    health.press(True)
     here = set(WORKERS)
     for worker_id, action, after, size in happenings:
         now += after
