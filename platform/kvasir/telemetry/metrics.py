@@ -28,7 +28,7 @@ from kvasir.telemetry.router_series import (
     ScalingStats,
     TransfersByLink,
 )
-from kvasir.telemetry.series import SeriesCollector, SeriesTable
+from kvasir.telemetry.series import MetricDefinition, SeriesCollector, SeriesTable
 from kvasir.telemetry.tenant_series import LIMITS, USAGE, TenantStats
 from kvasir.telemetry.tokenizer_series import TOKENIZERS, TokenizerStats
 from kvasir.telemetry.worker_series import WORKERS
@@ -49,15 +49,16 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, models: Iterable[str], slos: Iterable[str] = ()) -> None:
         self._registry = registry
-        self._models = frozenset(models)
-        self._slos = frozenset(slos)
+        self._models, self._slos = frozenset(models), frozenset(slos)
         self._views: dict[str, WorkerView] = {}
         self._tokenizers: dict[str, Callable[[], TokenizerStats]] = {}
         self._children: dict[tuple[object, ...], Counter] = {}
+        self._definitions: list[MetricDefinition] = []
 
         def collector(*tables: SeriesTable[S]) -> SeriesCollector[S]:
             made = SeriesCollector(*tables)
             registry.register(made)
+            self._definitions += [each for table in tables for each in table.definitions()]
             return made
 
         collector(*WORKERS).read = self._views.values
@@ -69,12 +70,14 @@ class Metrics:
         self._scaling = collector(POOLS, PLANNER)
         self._tenants = collector(USAGE, LIMITS)
         self._tokenizer = collector(TOKENIZERS)
+        self._discovery_stale_s: Callable[[], float] = lambda: 0.0
 
         def family(
             name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
         ) -> HistogramFamily:
             made = HistogramFamily(f"kvasir_{name}", text, labels, bounds)
             registry.register(made)
+            self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "histogram", labels, text))
             return made
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:
@@ -98,6 +101,7 @@ class Metrics:
         )
 
         def counter(name: str, text: str, *labels: str) -> Counter:
+            self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "counter", labels, text))
             return Counter(f"kvasir_{name}", text, labels, registry=registry)
 
         self._requests = counter("requests", "Requests ended, by outcome", "model", "outcome")
@@ -121,8 +125,10 @@ class Metrics:
             "slo_requests", "Requests ended, by SLO class and whether it was met", "slo", "met"
         )
         self._filtered = counter("output_filter_acts", "Actions of output filters", "filter", "act")
-        self._in_flight = Gauge("kvasir_requests_in_flight", "Requests in flight", registry=registry)
-        self._queued = Gauge("kvasir_requests_queued", "Requests queued for a worker", registry=registry)
+        self._in_flight, self._queued = (
+            self._gauge("requests_in_flight", "Requests in flight"),
+            self._gauge("requests_queued", "Requests queued for a worker"),
+        )
 
     def track_in_flight(self, read: Callable[[], float]) -> None:
         """Read the in-flight gauge from `read` at every scrape."""
@@ -159,17 +165,14 @@ class Metrics:
 
     def track_certificate(self, expires_s: Callable[[], float]) -> None:
         """Read the expiry time of the gateway's certificate (seconds since the epoch) at every scrape."""
-        name = "kvasir_gateway_certificate_expiry_timestamp_seconds"
-        gauge = Gauge(name, "Expiry time of the gateway's certificate", registry=self._registry)
-        gauge.set_function(expires_s)
+        name = "gateway_certificate_expiry_timestamp_seconds"
+        self._gauge(name, "Expiry time of the gateway's certificate").set_function(expires_s)
 
     def track_discovery(self, stale_s: Callable[[], float]) -> None:
         """Read the age of the list of workers, in seconds, at every scrape; 0 while discovery answers."""
-        name = "kvasir_discovery_stale_seconds"
-        gauge = Gauge(
-            name, "Seconds since discovery last answered; 0 while it answers", registry=self._registry
-        )
-        gauge.set_function(stale_s)
+        text = "Seconds since discovery last answered; 0 while it answers"
+        self._gauge("discovery_stale_seconds", text).set_function(stale_s)
+        self._discovery_stale_s = stale_s
 
     def track_scaling(
         self, read: Callable[[], Mapping[str, PoolPlan]], inactive_s: Callable[[], float]
@@ -180,6 +183,19 @@ class Metrics:
     def track_admission(self, read: Callable[[], Mapping[str, AdmissionView]]) -> None:
         """Read queues, pressure and brown-out by model from `read` at every scrape."""
         self._admission.read = read
+
+    def scaling(self) -> ScalingStats | None:
+        """Return the pool sizes that are tracked; None without a planner."""
+        return None if self._scaling.read is None else self._scaling.read()
+
+    def limits_shared(self) -> bool | None:
+        """Return whether routers share rate limits; None if they do not have to."""
+        stats = None if self._tenants.read is None else self._tenants.read()
+        return None if stats is None or stats.limits is None else stats.limits.shared
+
+    def discovery_stale_s(self) -> float:
+        """Return the age of the list of workers in seconds; 0 while discovery answers."""
+        return self._discovery_stale_s()
 
     def decided(self, seconds: float) -> None:
         """Observe the duration of one routing decision."""
@@ -231,6 +247,15 @@ class Metrics:
     def render(self) -> bytes:
         """Render all metrics in the text exposition format, version 0.0.4."""
         return generate_latest(self._registry)
+
+    def definitions(self) -> tuple[MetricDefinition, ...]:
+        """Return the definitions of all metrics, by name, tracked or not, but for the certificate and
+        discovery, which have to be tracked."""
+        return tuple(sorted(self._definitions, key=lambda each: each.name))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "gauge", (), text))
+        return Gauge(f"kvasir_{name}", text, registry=self._registry)
 
     def _model(self, name: str | None) -> str:
         return name if name in self._models else OTHER

@@ -32,6 +32,22 @@ class SeriesFamily:
     by: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """A metric as it is scraped. `kind` is counter, gauge or histogram; a counter's name ends with
+    `_total`."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+    @classmethod
+    def of(cls, name: str, kind: str, labels: tuple[str, ...], text: str) -> MetricDefinition:
+        """Return the definition of a family of this name, without the suffix of a counter."""
+        return cls(f"{name}_total" if kind == "counter" else name, kind, labels, text)
+
+
 gauge = partial(SeriesFamily, GaugeMetricFamily)
 counter = partial(SeriesFamily, CounterMetricFamily)
 
@@ -52,14 +68,22 @@ class SeriesTable(Generic[S]):
         self._rows = rows
         self._families = families
 
+    def definitions(self) -> Iterable[MetricDefinition]:
+        """The definition of each family."""
+        for family in self._families:
+            kind = "counter" if family.make is CounterMetricFamily else "gauge"
+            yield MetricDefinition.of(self._prefix + family.name, kind, self._labels_of(family), family.text)
+
+    def _labels_of(self, family: SeriesFamily) -> tuple[str, ...]:
+        return self._labels if family.by is None else (*self._labels, family.by)
+
     def collect(self, source: S) -> Iterable[Metric]:
         """One metric per family, one sample per row and value of `by`."""
         rows = self._rows(source)
         if rows is None:
             return
         for family in self._families:
-            labels = self._labels if family.by is None else (*self._labels, family.by)
-            metric = family.make(self._prefix + family.name, family.text, labels=labels)
+            metric = family.make(self._prefix + family.name, family.text, labels=self._labels_of(family))
             read = attrgetter(family.read) if isinstance(family.read, str) else family.read
             for values, record in rows:
                 value: Any = read(record)
