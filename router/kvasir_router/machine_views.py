@@ -10,7 +10,14 @@ from kvasir.core.kv import KvStatus
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import Request
 from kvasir.native import TreeStats
-from kvasir.ports.router import Accounting, AdmissionView, BrownoutView, HealthView, LinkTransfers
+from kvasir.ports.router import (
+    Accounting,
+    AdmissionView,
+    BrownoutView,
+    HealthView,
+    LinkTransfers,
+    RunningView,
+)
 from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.work import PromptBlocks, Worker
 from kvasir_router.requests.events import Effect, Event
@@ -90,6 +97,10 @@ class SansIoMachine(Protocol):
     def brownout(self) -> BrownoutView: ...
 
     def admission(self, now: float) -> AdmissionView: ...
+
+    def running(self, most: int, now: float) -> list[RunningView]: ...
+
+    def running_request(self, request_id: str, now: float) -> RunningView | None: ...
 
     def accounting(self) -> Accounting: ...
 

@@ -23,6 +23,8 @@ from kvasir.ports.router import (
     DecisionRecord,
     LinkTransfers,
     RegretView,
+    RequestSummary,
+    RunningView,
     StreamSink,
     WorkerView,
 )
@@ -84,6 +86,19 @@ class RouterMux:
     def regret(self) -> dict[str, RegretView]:
         """See RouterPort."""
         return {model: view for router in self._routers for model, view in router.regret().items()}
+
+    def running(self, most: int) -> list[RunningView]:
+        """See RouterPort."""
+        return [view for router in self._routers for view in router.running(most)]
+
+    def running_request(self, request_id: str) -> RunningView | None:
+        """See RouterPort."""
+        found = (router.running_request(request_id) for router in self._routers)
+        return next((view for view in found if view is not None), None)
+
+    def ended(self) -> list[RequestSummary]:
+        """See RouterPort."""
+        return [summary for router in self._routers for summary in router.ended()]
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """See RouterPort."""

@@ -30,6 +30,7 @@ from kvasir.ports.router import (
     LinkTransfers,
     RegretView,
     RequestSummary,
+    RunningView,
     StreamSink,
     WorkerView,
 )
@@ -186,6 +187,18 @@ class Router:
     def regret(self) -> dict[str, RegretView]:
         """See RouterPort."""
         return {self._registry.model: self._decisions.regret()}
+
+    def running(self, most: int) -> list[RunningView]:
+        """See RouterPort."""
+        return self._machine.running(most, self._clock.now())
+
+    def running_request(self, request_id: str) -> RunningView | None:
+        """See RouterPort."""
+        return self._machine.running_request(request_id, self._clock.now())
+
+    def ended(self) -> list[RequestSummary]:
+        """See RouterPort."""
+        return self._decisions.summaries()
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """See RouterPort."""

@@ -15,15 +15,17 @@ from typing import Any, Protocol
 class RecordingQuery:
     """What a reader asks for. `after` is the number of the last record that it has; the router may forget
     that and all before it. Names are salted with `salt`, those of blocks of `block_tokens` tokens, and unless
-    `names`, those of tenants and sessions. `decisions`: whether decisions are wanted. `closing`: requests
-    that arrive from the first such call on are left out. `done`: the reader has all that it wants, and is
-    forgotten."""
+    `names`, those of tenants and sessions. `decisions`, `ids`, `prefixes`: whether decisions, the router's
+    ids of requests, and names of blocks are wanted. `closing`: requests that arrive from the first such call
+    on are left out. `done`: the reader has all that it wants, and is forgotten."""
 
     salt: bytes
     after: int = 0
     block_tokens: int = 64
     names: bool = False
     decisions: bool = True
+    ids: bool = False
+    prefixes: bool = True
     closing: bool = False
     done: bool = False
 

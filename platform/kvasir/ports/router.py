@@ -59,6 +59,7 @@ class RequestSummary:
     computed_s: float = 0.0
     pulled_s: float = 0.0
     finish: str = ""
+    tenant: str = ""
 
     @property
     def ttft_s(self) -> float | None:
@@ -216,6 +217,17 @@ class RegretView:
     def seconds(self) -> float:
         """The sum over all causes."""
         return sum(self.causes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RunningView:
+    """A request that has not ended. `phase`: queued, prefilling, decoding. `so_far` is its summary as of the
+    moment, without an outcome; `output_tokens` is what its client has been sent, over all choices."""
+
+    phase: str
+    prompt_tokens: int
+    output_tokens: int
+    so_far: RequestSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +410,25 @@ class RouterPort(RequestPort, Protocol):
 
     def regret(self) -> Mapping[str, RegretView]:
         """Return the regret of all decisions since the start, by model."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that have not ended."""
+        ...
+
+    def running(self, most: int) -> list[RunningView]:
+        """Return the requests that have not ended, of each model the `most` that arrived first. Costs a few
+        microseconds for each request that is returned, however many run."""
+        ...
+
+    def ended(self) -> list[RequestSummary]:
+        """Return the summaries of the requests that ended last, of each model from the earliest to the
+        latest: those whose decisions are kept."""
+        ...
+
+    def running_request(self, request_id: str) -> RunningView | None:
+        """Return a request that has not ended, else None."""
         ...
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:

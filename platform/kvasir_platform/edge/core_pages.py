@@ -16,6 +16,7 @@ from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
+from kvasir_platform.gateway.operator.requests_page import REQUESTS
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ class PageRenderer(Protocol):
 
 
 class CorePages:
-    """Serves page requests of edges. `status` renders the page of that name; `adapters` loads and
-    unloads them; `decision`, `recording`, `drain` and `undrain` are for paths that end with a name."""
+    """Serves page requests of edges. `status` and `requests` render the pages of that name; `adapters` loads
+    and unloads them; `decision`, `recording`, `drain` and `undrain` are for paths that end with a name."""
 
     def __init__(
         self,
@@ -40,13 +41,19 @@ class CorePages:
         undrain: PageRenderer,
         adapters: PageRenderer,
         recording: PageRenderer,
+        requests: PageRenderer,
     ) -> None:
         self._figures = figures
-        self._status = status
+        self._named = {
+            "/status": status,
+            REQUESTS: requests,
+            LOAD: adapters,
+            UNLOAD: adapters,
+            REGRET: decision,
+        }
         self._decision = decision
         self._drain = drain
         self._undrain = undrain
-        self._adapters = adapters
         self._recording = recording
 
     def show(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
@@ -70,11 +77,9 @@ class CorePages:
             exchange.fail(error)
 
     def _page(self, path: str) -> PageRenderer:
-        if path == "/status":
-            return self._status
-        if path in (LOAD, UNLOAD):
-            return self._adapters
-        if path == REGRET or path.startswith(DECISIONS):
+        if (page := self._named.get(path)) is not None:
+            return page
+        if path.startswith(DECISIONS):
             return self._decision
         if path.startswith(RECORDINGS):
             return self._recording

@@ -28,6 +28,7 @@ from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.recordings import RecordingPages
+from kvasir_platform.gateway.operator.requests_page import RequestPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
@@ -103,6 +104,7 @@ class Edges:
                 undrain=drains.undrain,
                 adapters=AdapterPages(router.adapters).serve,
                 recording=RecordingPages(router.recordings).read,
+                requests=RequestPages(router, clock).requests,
             ),
             figures=figures,
             now=clock.now,

@@ -32,6 +32,7 @@ from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.operators import operators_here, remote_operators
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
+from kvasir_platform.gateway.operator.requests_page import REQUESTS
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
 from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
@@ -195,6 +196,7 @@ class Gateway:
                 self._operators(self._shared("/metrics", self._operate.metrics)),
             ),
             REGRET: ("GET", self._operators(self._operate.decision)),
+            REQUESTS: ("GET", self._operators(self._operate.requests)),
             LOAD: ("POST", self._operators(self._operate.adapters)),
             UNLOAD: ("POST", self._operators(self._operate.adapters)),
             OPENAPI: ("GET", _everyones(openapi_page)),

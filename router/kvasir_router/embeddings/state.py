@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.core.requests import Request, Usage
-from kvasir.ports.router import RequestSummary
+from kvasir.ports.router import RequestSummary, RunningView
 from kvasir_router.admission import AdmissionTicket
 
 _REASON = "fewest_tokens"
@@ -68,4 +68,9 @@ class EmbeddingRequestState:
             trace_context=request.trace_context,
             slo=request.slo,
             brownout=self.brownout,
+            tenant=request.tenant,
         )
+
+    def view(self, now: float) -> RunningView:
+        """Return the request as of now. Its vector comes as a whole."""
+        return RunningView("queued" if self.waits else "prefilling", self.tokens, 0, self.summary("", now))

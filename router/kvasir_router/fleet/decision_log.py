@@ -76,6 +76,10 @@ class DecisionLog:
             self._ended.popitem(last=False)
         return entry
 
+    def summaries(self) -> list[RequestSummary]:
+        """Return the summaries of the ended requests that are kept, from the earliest to the latest."""
+        return [entry.summary for entry in self._ended.values() if entry.summary is not None]
+
     def regret(self) -> RegretView:
         """Return the regret of the decisions that were judged as their requests ended."""
         return self._totals.view()

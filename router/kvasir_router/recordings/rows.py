@@ -80,12 +80,17 @@ def rows_of(
     salt = Salt(query.salt)
     names, ends = array("Q"), []
     for each in ended:
-        names.extend(each.named(block_tokens))
+        if query.prefixes:
+            names.extend(each.named(block_tokens))
         ends.append(len(names))
     salted = salt.blocks(names)
     rows = []
     for each, begin, end in zip(ended, [0, *ends], ends, strict=False):
-        row = _request(each, query, salt, opened_s) | {"prefix_hashes": salted[begin:end]}
+        row = _request(each, query, salt, opened_s)
+        if query.prefixes:
+            row["prefix_hashes"] = salted[begin:end]
+        if query.ids:
+            row["request_id"] = each.summary.request_id
         row["outcome"] = _outcome(each.summary)
         if query.decisions and each.decision is not None:
             row["decision"] = _decision(each.decision, policy)

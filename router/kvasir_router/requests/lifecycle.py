@@ -7,10 +7,11 @@ messages of workers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import islice
 from typing import Generic
 
 from kvasir.core.errors import CapacityError
-from kvasir.ports.router import AdmissionView, BrownoutView
+from kvasir.ports.router import AdmissionView, BrownoutView, RunningView
 from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.requests.completion import CompletionBase
 from kvasir_router.requests.membership import Membership
@@ -47,6 +48,15 @@ class Lifecycle(ABC, Generic[State, Admits]):
     def brownout(self) -> BrownoutView:
         """The brown-out in force."""
         return self._admission.brownout.view
+
+    def running(self, most: int, now: float) -> list[RunningView]:
+        """Return the `most` requests that arrived first, of those that have not ended."""
+        return [state.view(now) for state in islice(self._states.values(), most)]
+
+    def running_request(self, request_id: str, now: float) -> RunningView | None:
+        """Return a request that has not ended, else None."""
+        state = self._states.get(request_id)
+        return None if state is None else state.view(now)
 
     def admission(self, now: float) -> AdmissionView:
         """Return the state of admission."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage
 from kvasir.native import StreamTokens
-from kvasir.ports.router import RequestSummary
+from kvasir.ports.router import RequestSummary, RunningView
 from kvasir.ports.routing import Plan, RoutingTarget, no_names
 from kvasir.telemetry.reasons import REASONS
 from kvasir_router.admission import AdmissionTicket
@@ -293,7 +293,13 @@ class RequestState:
             computed_s=first.prefill_s if apart else timings.prefill_s,
             pulled_s=self.beyond_prefill(timings).transfer_s,
             finish=self.finish,
+            tenant=request.tenant,
         )
+
+    def view(self, now: float) -> RunningView:
+        """The request as of now."""
+        sent = sum(output.progress.count for output in self.outputs)
+        return RunningView(self.phase.value, len(self.request.tokens), sent, self.summary("", now))
 
 
 def says_something(delta: Delta) -> bool:

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Request
-from kvasir.ports.router import RequestSummary
+from kvasir.ports.router import RequestSummary, RunningView
 from kvasir_router.admission import Admission, AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_admission import FairAdmission
 from kvasir_router.fleet.fleet import Fleet
@@ -31,6 +31,8 @@ class Tracked(Restartable, Protocol):
     def summary(self, outcome: str, now: float) -> RequestSummary: ...
 
     def overdue(self, now: float) -> RequestError: ...
+
+    def view(self, now: float) -> RunningView: ...
 
 
 State = TypeVar("State", bound=Tracked)

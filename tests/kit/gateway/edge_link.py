@@ -80,7 +80,14 @@ def core_parts(
         limits=MemoryLimits(clock.now) if limits is None else limits,
         names=RequestNames(16),
         pages=CorePages(
-            figures, status=page, decision=page, drain=page, undrain=page, adapters=page, recording=page
+            figures,
+            status=page,
+            decision=page,
+            drain=page,
+            undrain=page,
+            adapters=page,
+            recording=page,
+            requests=page,
         ),
         figures=figures,
         now=clock.now,

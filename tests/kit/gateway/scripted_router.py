@@ -22,6 +22,7 @@ from kvasir.ports.router import (
     DecisionRecord,
     RegretView,
     RequestSummary,
+    RunningView,
     ServedAdapter,
     StreamSink,
     WorkerView,
@@ -106,6 +107,11 @@ class ScriptedStream:
             self.live = False
             self.sink.on_error(error, self.summary(error.code, 0))
 
+    def view(self) -> RunningView:
+        """The request as of now."""
+        phase = "prefilling" if self.first_s is None else "decoding"
+        return RunningView(phase, len(self.request.tokens), self.sent, self.summary("", 0))
+
     def summary(
         self, outcome: str, cached: int, moved_bytes: int = 0, transfer_s: float = 0.0
     ) -> RequestSummary:
@@ -131,6 +137,7 @@ class ScriptedStream:
             ),
             trace_context=self.request.trace_context,
             slo=self.request.slo,
+            tenant=self.request.tenant,
         )
 
 
@@ -188,6 +195,8 @@ class ScriptedRouter:
         self.views: list[WorkerView] = []
         self.records: dict[str, DecisionRecord] = {}
         self.regrets: dict[str, RegretView] = {}
+        self.summaries: list[RequestSummary] = []
+        self.admissions: dict[str, AdmissionView] = {}
         self.drains: list[tuple[str, bool, str]] = []
         self.reason: str | None = None
         self.was_ready = False
@@ -226,6 +235,25 @@ class ScriptedRouter:
         """`regrets`."""
         return self.regrets
 
+    @property
+    def in_flight(self) -> int:
+        """The number of streams that have not ended."""
+        return sum(stream.live for stream in self.streams)
+
+    def running(self, most: int) -> list[RunningView]:
+        """Those streams that have not ended."""
+        live = [stream for stream in self.streams if stream.live]
+        return [stream.view() for stream in live[:most]]
+
+    def running_request(self, request_id: str) -> RunningView | None:
+        """The stream of that id, if it has not ended."""
+        found = (each for each in self.running(len(self.streams)) if each.so_far.request_id == request_id)
+        return next(found, None)
+
+    def ended(self) -> list[RequestSummary]:
+        """`summaries`."""
+        return list(self.summaries)
+
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """Record the request to drain, or raise `refusal` if one is set."""
         if self.refusal is not None:
@@ -237,8 +265,8 @@ class ScriptedRouter:
         return self.browned_out
 
     def admission(self) -> dict[str, AdmissionView]:
-        """See RouterPort: there is no queue."""
-        return {}
+        """`admissions`."""
+        return self.admissions
 
     def not_ready_reason(self) -> str | None:
         """`reason`."""

@@ -9,6 +9,7 @@ import msgspec
 from kvasir_platform.gateway.openai.schema import answers
 from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
+from kvasir_platform.gateway.openai.schema.operation import RequestsPage
 from kvasir_platform.gateway.openai.schema.texts import (
     CompletionBody,
     DetokenizeBody,
@@ -106,6 +107,14 @@ OPERATIONS = (
         "explain",
         "Explain the routing decisions of a call.",
         answers.Decisions,
+        tag="Operation",
+    ),
+    Operation(
+        "/requests",
+        "get",
+        "requests",
+        "List the requests that run, and the slowest and newest of those that ended.",
+        RequestsPage,
         tag="Operation",
     ),
     Operation(

@@ -14,6 +14,8 @@ from kvasir.core.errors import RequestError
 from kvasir.ports.router import DecisionRecord, RouterPort
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Decisions, ModelRegret, RegretPage
+from kvasir_platform.gateway.openai.schema.operation import RequestTimeline
+from kvasir_platform.gateway.operator.timelines import timeline_of
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
 DECISIONS = "/decisions/"
@@ -22,7 +24,8 @@ _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 class DecisionPages:
-    """GET /decisions/{id}: one record for each prompt of the call. GET /decisions: the regret of all."""
+    """GET /decisions/{id}: one record and one timeline for each prompt of the call. GET /decisions: the
+    regret of all."""
 
     def __init__(self, router: RouterPort, names: RequestNames) -> None:
         self._router = router
@@ -35,14 +38,14 @@ class DecisionPages:
             self._regret(exchange)
             return
         asked = unquote(exchange.request.path[len(DECISIONS) :])
-        found = self._records(asked)
-        for prefix in _ANSWER_PREFIXES:
-            if not found and asked.startswith(prefix):
-                found = self._records(asked.removeprefix(prefix))
-        if not found:
-            raise RequestError(self._unknown(asked[:256]), status=404, code="decision_not_found")
-        body = Decisions(asked, msgspec.to_builtins(found))
-        exchange.respond(200, msgspec.json.encode(body))
+        called = [asked, *(asked.removeprefix(each) for each in _ANSWER_PREFIXES if asked.startswith(each))]
+        for client_id in called:
+            found, timelines = self._records(client_id), self._timelines(client_id)
+            if found or timelines:
+                body = Decisions(asked, msgspec.to_builtins(found), timelines)
+                exchange.respond(200, msgspec.json.encode(body))
+                return
+        raise RequestError(self._unknown(asked[:256]), status=404, code="decision_not_found")
 
     def _regret(self, exchange: Exchange) -> None:
         shown = {
@@ -54,6 +57,18 @@ class DecisionPages:
     def _records(self, client_id: str) -> list[DecisionRecord]:
         explained = map(self._router.explain, self._names.find(client_id))
         return [record for record in explained if record is not None]
+
+    def _timelines(self, client_id: str) -> list[RequestTimeline]:
+        names = self._names.find(client_id)
+        ended = {each.request_id: each for each in self._router.ended()}
+        found = []
+        for name in names:
+            if (view := self._router.running_request(name)) is not None:
+                found.append(timeline_of(view.so_far, view.phase, view.prompt_tokens, view.output_tokens))
+            elif (summary := ended.get(name)) is not None:
+                usage = summary.usage
+                found.append(timeline_of(summary, None, usage.prompt_tokens, usage.output_tokens))
+        return found
 
     def _unknown(self, asked: str) -> str:
         if not self._names.capacity:

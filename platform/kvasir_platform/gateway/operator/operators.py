@@ -15,6 +15,7 @@ from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.recordings import RecordingPages
+from kvasir_platform.gateway.operator.requests_page import RequestPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.request_names import RequestNames
@@ -35,6 +36,7 @@ class OperatorPages:
     undrain: Show
     adapters: Show
     recording: Show
+    requests: Show
 
 
 def operators_here(
@@ -62,10 +64,11 @@ def operators_here(
         drains.undrain,
         AdapterPages(router.adapters).serve,
         RecordingPages(router.recordings).read,
+        RequestPages(router, clock).requests,
     )
 
 
 def remote_operators(core: RemoteCore) -> OperatorPages:
     """Return the pages of a router in another process, which serves all of them."""
     show = core.show
-    return OperatorPages(core.names, show, show, show, show, show, show, show)
+    return OperatorPages(core.names, show, show, show, show, show, show, show, show)

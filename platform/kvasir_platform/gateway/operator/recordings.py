@@ -43,6 +43,8 @@ class RecordingPages:
             block_tokens=asked.block_tokens,
             names=asked.names,
             decisions=asked.decisions,
+            ids=asked.ids,
+            prefixes=asked.prefixes,
             closing=asked.closing,
             done=asked.done,
         )

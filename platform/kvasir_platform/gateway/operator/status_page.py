@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.core.demand import PoolPlan
+from kvasir.core.errors import ConfigError
 from kvasir.core.kv import KvStatus
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort, WorkerView
 from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
+from kvasir.wire.tls import certificates_in, read_pem
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
+from kvasir_platform.gateway.openai.schema.operation import PoolSize
+from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 
 
 class StatusPages:
     """GET /metrics and /status. `models` returns the names that clients may use, `clock` is the router's
-    clock, `in_flight` returns the number of running calls, and `draining` whether the gateway is stopping."""
+    clock, `in_flight` returns the number of running calls, `draining` whether the gateway is stopping, and
+    `wall` Unix time in seconds."""
 
     def __init__(
         self,
@@ -31,6 +40,7 @@ class StatusPages:
         *,
         in_flight: Callable[[], int],
         draining: Callable[[], bool],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._deployment = deployment
         self._models = models
@@ -39,6 +49,7 @@ class StatusPages:
         self._clock = clock
         self._in_flight = in_flight
         self._draining = draining
+        self._wall = wall
 
     def metrics(self, exchange: Exchange) -> None:
         """GET /metrics, in Prometheus' text format."""
@@ -52,6 +63,7 @@ class StatusPages:
     def status(self, exchange: Exchange) -> None:
         """GET /status: the output of `kvasir status`."""
         reason = "draining" if self._draining() else self._router.not_ready_reason()
+        facts = self._facts()
         shown = StatusResponse(
             deployment=self._deployment.name,
             ready=reason is None,
@@ -59,13 +71,33 @@ class StatusPages:
             disaggregation=self._deployment.disaggregation,
             models=list(self._models()),
             readiness={
-                name: Readiness(missing is None, missing)
-                for name, missing in self._router.not_ready_models().items()
+                name: Readiness(missing is None, missing) for name, missing in facts.readiness.items()
             },
-            in_flight=self._in_flight(),
-            workers=[self._worker(view) for view in self._router.workers()],
+            in_flight=facts.in_flight,
+            workers=[self._worker(view) for view in facts.workers],
+            pools=list(facts.pools),
+            queues={model: asdict(view) for model, view in facts.queues.items()},
+            verdict=verdict_of(facts),
         )
         exchange.respond(200, msgspec.json.encode(shown))
+
+    def _facts(self) -> StatusFacts:
+        workers, metrics, wall = self._router.workers(), self._metrics, self._wall()
+        scaling = metrics.scaling()
+        certificates = (self._deployment.gateway.tls.cert_file, self._deployment.tls.cert_file)
+        return StatusFacts(
+            now=self._clock.now(),
+            stopping=self._draining(),
+            readiness=self._router.not_ready_models(),
+            workers=workers,
+            pools=pool_sizes(self._deployment, workers, {} if scaling is None else scaling.plans),
+            queues=self._router.admission(),
+            in_flight=self._in_flight(),
+            planner_inactive_s=0.0 if scaling is None else scaling.inactive_s,
+            discovery_stale_s=metrics.discovery_stale_s(),
+            limits_shared=metrics.limits_shared(),
+            certificates={path: _expires_s(Path(path)) - wall for path in certificates if path is not None},
+        )
 
     def _worker(self, worker: WorkerView) -> dict[str, Any]:
         batches = {
@@ -77,6 +109,39 @@ class StatusPages:
             for pool in view.pools
         }
         return _worker(worker, self._clock.now()) | {"batch": batches.get(worker.pool)}
+
+
+def pool_sizes(
+    deployment: Deployment, workers: Iterable[WorkerView], plans: Mapping[str, PoolPlan]
+) -> list[PoolSize]:
+    """Return the pools. A pool has the size of kvasir.yaml, unless the planner applies another one."""
+    counted = Counter((view.pool, view.state) for view in workers)
+    sizes = []
+    for view in deployment.views():
+        for pool in view.pools:
+            plan = plans.get(pool.name)
+            known = plan is not None and plan.applied
+            starting = counted[pool.name, "connecting"]
+            sizes.append(
+                PoolSize(
+                    pool=pool.name,
+                    model=view.model.name,
+                    role=pool.role.value,
+                    desired=plan.desired if plan is not None and known else pool.replicas,
+                    serving=counted[pool.name, "ready"],
+                    starting=max(starting, plan.starting) if plan is not None else starting,
+                )
+            )
+    return sizes
+
+
+def _expires_s(path: Path) -> float:
+    """Return when the first certificate of a file expires, in Unix seconds; 0 if it cannot be read, as then
+    it cannot be used either."""
+    try:
+        return certificates_in(path, read_pem(path))[0].not_valid_after_utc.timestamp()
+    except ConfigError:
+        return 0.0
 
 
 def _worker(view: WorkerView, now: float) -> dict[str, Any]:

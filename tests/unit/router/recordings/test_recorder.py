@@ -226,3 +226,13 @@ def test_a_request_that_came_before_the_reader_is_not_recorded(desk: Desk) -> No
     desk.end(old)
     assert desk.read().records == ()
     assert len(desk.read("other").records) == 1
+
+
+def test_a_reader_may_ask_for_ids_and_leave_out_the_names_of_blocks(desk: Desk) -> None:
+    desk.read()
+    desk.serve("r-7")
+    (plain,) = desk.read().records
+    assert "request_id" not in plain
+    (row,) = desk.read(ids=True, prefixes=False).records
+    assert row["request_id"] == "r-7"
+    assert "prefix_hashes" not in row

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from kvasir_platform.gateway.openai.schema.operation import PoolSize, RequestTimeline, StatusVerdict
+
 
 class PromptTokensDetails(Struct):
     """Cached tokens of the prompt."""
@@ -280,7 +282,7 @@ class Readiness(Struct):
 
 class StatusResponse(Struct):
     """Status of the deployment, as `kvasir status` shows it. `reason` says why it is not ready; `readiness`
-    has the same for each model."""
+    has the same for each model, and `queues` what waits for it (kvasir.ports.router.AdmissionView)."""
 
     deployment: str
     ready: bool
@@ -290,13 +292,18 @@ class StatusResponse(Struct):
     readiness: dict[str, Readiness]
     in_flight: int
     workers: list[dict[str, Any]]
+    pools: list[PoolSize]
+    queues: dict[str, dict[str, Any]]
+    verdict: StatusVerdict
 
 
 class Decisions(Struct):
-    """Routing decisions of a call: one record per prompt."""
+    """Routing decisions of a call, and where its time went: one of each per prompt. A prompt that still waits
+    has no decision."""
 
     request_id: str
     decisions: list[dict[str, Any]]
+    timelines: list[RequestTimeline]
 
 
 class ModelRegret(Struct):
@@ -323,6 +330,8 @@ class RecordingRead(Struct, forbid_unknown_fields=True):
     block_tokens: int = 64
     names: bool = False
     decisions: bool = True
+    ids: bool = False
+    prefixes: bool = True
     closing: bool = False
     done: bool = False
 

@@ -1,0 +1,132 @@
+"""Answers of operators' pages about requests and about what is wrong with the deployment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Severity = Literal["down", "degraded", "warning"]
+PhaseName = Literal["queue", "engine_queue", "tiers", "prefill", "transfer", "decode", "stream"]
+
+
+class RunningRequest(Struct):
+    """A request that has not ended. Times in seconds: `age_s` since its arrival, `queued_s` until it was sent
+    to a worker, null while it waits; `ttft_s` is null before the first token. `output_tokens` is what its
+    client has."""
+
+    request_id: str
+    model: str
+    tenant: str
+    slo: str
+    phase: str
+    age_s: float
+    queued_s: float | None
+    ttft_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    predicted_cached_tokens: int
+    prefill_worker: str | None
+    decode_worker: str | None
+    retries: int
+    migrations: int
+
+
+class FinishedRequest(Struct):
+    """A request that has ended, `ended_s_ago` seconds ago. `outcome` is `ok` or an error code, `itl_s` the
+    mean time between tokens; `slo_met` is null where that is not judged."""
+
+    request_id: str
+    model: str
+    tenant: str
+    slo: str
+    outcome: str
+    ended_s_ago: float
+    e2e_s: float
+    queued_s: float | None
+    ttft_s: float | None
+    itl_s: float | None
+    slo_met: bool | None
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    prefill_worker: str | None
+    decode_worker: str | None
+    retries: int
+    migrations: int
+
+
+class RequestsPage(Struct):
+    """Requests of the router. `running` are those that arrived first, `slowest` the longest and `latest` the
+    newest of the ended requests that are kept (`routing.decision_records`)."""
+
+    in_flight: int
+    queued: int
+    running: list[RunningRequest]
+    slowest: list[FinishedRequest]
+    latest: list[FinishedRequest]
+
+
+class TimelinePhase(Struct):
+    """A part of a request's time: from `start_s` to `end_s` after its arrival, on `worker`, null in the
+    router."""
+
+    phase: PhaseName
+    start_s: float
+    end_s: float
+    worker: str | None
+
+
+class RequestTimeline(Struct):
+    """Where the time of a request went. Its phases follow each other without gaps. `outcome` is null while it
+    runs; `running` is the phase of the router's record then, null afterwards."""
+
+    request_id: str
+    model: str
+    tenant: str
+    slo: str
+    outcome: str | None
+    running: str | None
+    total_s: float
+    ttft_s: float | None
+    itl_s: float | None
+    slo_met: bool | None
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    transferred_bytes: int
+    retries: int
+    migrations: int
+    phases: list[TimelinePhase]
+
+
+class PoolSize(Struct):
+    """A pool: the `desired` replicas, of the planner or else of kvasir.yaml, and the workers that are
+    `serving` and `starting`."""
+
+    pool: str
+    model: str
+    role: str
+    desired: int
+    serving: int
+    starting: int
+
+
+class StatusProblem(Struct, frozen=True):
+    """Something that is wrong. `down`: requests fail; `degraded`: they are served worse than promised;
+    `warning`: they are served, and that may end. `subject` is the model, pool, worker or file; `remedy` says
+    what to do."""
+
+    severity: Severity
+    code: str
+    subject: str
+    text: str
+    remedy: str
+
+
+class StatusVerdict(Struct):
+    """Whether all is well, in one sentence, and what is not, the most severe first."""
+
+    ok: bool
+    sentence: str
+    problems: list[StatusProblem]
