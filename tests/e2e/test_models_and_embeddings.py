@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import openai
 import pytest
+from tests.kit.footprint import Footprint
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
@@ -132,3 +133,12 @@ def test_a_drained_embedding_worker_takes_nothing_new(models: Stack, client: ope
     assert status["readiness"]["second"]["ready"]
     assert models.kvasir("drain", worker, "--undo").returncode == 0
     assert len(client.embeddings.create(model="vectors", input="back again").data) == 1
+
+
+@pytest.mark.stops_stack
+def test_down_from_another_terminal_leaves_nothing(models: Stack) -> None:
+    footprint = Footprint.of(models)
+    down = models.kvasir("down")
+    assert down.returncode == 0, down.stderr
+    footprint.assert_gone()
+    assert models.kvasir("status").returncode == 1

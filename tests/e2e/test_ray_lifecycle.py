@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 import psutil
 import pytest
+from tests.kit.footprint import Footprint
 from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line, lives
 
@@ -268,6 +269,17 @@ def test_a_frozen_replica_is_left_alone_by_the_router_and_replaced_by_ray(cluste
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+@pytest.mark.stops_stack
+def test_a_supervisor_that_is_killed_takes_everything_along_and_down_cleans_up(cluster: Cluster) -> None:
+    footprint = Footprint.of(cluster.stack)
+    cluster.stack.process.kill()
+    psutil.wait_procs(footprint.processes, timeout=PATIENCE_S)
+    assert footprint.alive() == []
+    down = cluster.stack.kvasir("down")
+    assert down.returncode == 0, down.stderr
+    assert not footprint.temp_dir.exists()
 
 
 @pytest.fixture
