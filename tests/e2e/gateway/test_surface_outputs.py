@@ -1,5 +1,6 @@
-"""Structured output of real vLLM: JSON that fits its schema, calls that fit their tools, separate reasoning,
-embeddings; for tenants with keys, each charged for its own usage.
+"""Structured output of real vLLM: JSON that fits its schema, calls that fit their tools, separate reasoning;
+for tenants with keys, each charged for its own usage. Beside it a model that embeds, which is simulated
+(`test_models_and_embeddings.py` has a real one).
 
 kvasir-tiny follows no instruction, but it cannot leave a grammar. It writes no calls and no end of reasoning
 by itself, so that they are forced on it in the very letters that the parsers know, and two of its tokens get
@@ -51,7 +52,7 @@ pools:
       reasoning_parser: qwen3
       compact_json: true
   - {{name: vectors, role: embed, model: vectors,
-     engine: {{kv_cache_bytes: 33554432, max_num_seqs: 16, threads: 1}}}}
+     engine: {{kind: sim}}}}
 tenancy:
   tenants:
     - {{name: app}}
