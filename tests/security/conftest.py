@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -17,3 +18,12 @@ def pytest_asyncio_loop_factories(
     if item.path.name.startswith("test_http"):
         loops["uvloop"] = uvloop.new_event_loop
     return loops
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave slow tests on the loop that does not serve to the nightly job."""
+    for item in items:
+        here = item.path.parent == Path(__file__).parent
+        if here and item.get_closest_marker("slow") is not None and item.name.endswith("[asyncio]"):
+            item.add_marker(pytest.mark.soak)
