@@ -9,7 +9,7 @@ examples:
   kvasir up --set model.source=./my-llama    change one field, without a file
   kvasir check -f kvasir.yaml                check whether it would start here
   kvasir plan llama-3.1-8b --rate 10         what to run for a load, and what it costs
-  kvasir status                              workers, load, processes
+  kvasir status                              whether all is well, workers, load, processes
   kvasir get workers                         each worker's blocks, and how well the router knows them
   kvasir explain REQUEST_ID                  why a request ran where it ran, and its outcome
   kvasir explain                             what better decisions would have saved, and why

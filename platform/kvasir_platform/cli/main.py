@@ -34,6 +34,7 @@ from kvasir_platform.cli.help_texts import (
     UP_EPILOG,
     VERIFY_EPILOG,
 )
+from kvasir_platform.cli.live.arguments import LIVE, add_live, run_live
 from kvasir_platform.cli.lora_options import add_lora, run_lora
 from kvasir_platform.cli.plan.arguments import PLAN_EPILOG, add_plan_options
 from kvasir_platform.cli.record.arguments import add_record, run_record
@@ -76,7 +77,9 @@ def parser() -> argparse.ArgumentParser:
     named = _Parser(add_help=False)
     named.add_argument("name", nargs="?", help="the deployment, if several run")
 
-    gateway = _gateway_options()
+    addressed = _address_options()
+    gateway = _Parser(add_help=False, parents=[addressed])
+    gateway.add_argument("--name", help="the deployment, if several run on this machine")
     top = _Parser(
         prog="kvasir",
         parents=[shared],
@@ -102,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=300.0, metavar="S", help="abort a start after S seconds (300)"
     )
     add("down", "stop a deployment and clean up after it", named)
-    add("status", "show what runs: workers, load, processes", named)
+    add_live(add, gateway, addressed)
     _add_operations(add, gateway)
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
     _add_measurements(add, gateway)
@@ -158,9 +161,8 @@ def _add_measurements(add: Callable[..., _Parser], gateway: _Parser) -> None:
     add_calibrate_options(calibrate)
 
 
-def _gateway_options() -> _Parser:
+def _address_options() -> _Parser:
     gateway = _Parser(add_help=False)
-    gateway.add_argument("--name", help="the deployment, if several run on this machine")
     gateway.add_argument(
         "--address",
         metavar="HOST:PORT",
@@ -218,7 +220,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
     commands: dict[str, Callable[[], int]] = {
         "up": lambda: _up(args, output, make_launcher),
         "down": lambda: _down(args, output),
-        "status": lambda: _status(args, output),
+        **dict.fromkeys(LIVE, lambda: run_live(args, partial(_site_at, args), output)),
         "get": lambda: _get(args, output),
         "explain": lambda: _explain(args, output),
         "drain": lambda: _drain(args, output),
@@ -262,12 +264,6 @@ def _down(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.down import down
 
     return down(args.name, output)
-
-
-def _status(args: argparse.Namespace, output: CommandOutput) -> int:
-    from kvasir_platform.cli.commands.status import status
-
-    return status(args.name, output)
 
 
 def _site(args: argparse.Namespace) -> Site:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord
-from kvasir_platform.cli.commands.status import worker_row
+from kvasir_platform.cli.commands.status.report import worker_row
 from kvasir_platform.cli.main import main
 
 WORKER: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.errors import UpstreamError
-from kvasir_platform.cli.commands.status import status
+from kvasir_platform.cli.commands.status.report import status
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cluster.local.commands import SOCKET, ControlCommand, listening, socket_path
 
@@ -41,16 +41,20 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Cont
 def test_each_pool_is_shown_with_its_replicas_and_the_reason(
     asked: list[ControlCommand], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert status(None, CommandOutput(json=False)) == 0
+    assert status(None, CommandOutput(json=False)) == 1
     assert asked == [ControlCommand("status", "")]
-    rows = [line.split(maxsplit=5) for line in capsys.readouterr().out.splitlines()]
+    sentence, _, *lines = capsys.readouterr().out.splitlines()
+    assert sentence.startswith(
+        "Service is degraded: 0 of 2 replicas of pool decode run (attempt 3 failed). See"
+    )
+    rows = [line.split(maxsplit=5) for line in lines]
     assert rows[0] == ["POOL", "STATE", "RUNNING", "DETAIL"]
     assert rows[1] == ["prefill", "RUNNING", "1", "of", "1"]
     assert rows[2] == ["decode", "DEPLOY_FAILED", "0", "of", "2", "attempt 3 failed"]
 
 
 def test_as_json_they_are_all_there(asked: list[ControlCommand], capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(None, CommandOutput(json=True)) == 0
+    assert status(None, CommandOutput(json=True)) == 1
     assert asked
     assert json.loads(capsys.readouterr().out) == POOLS
 

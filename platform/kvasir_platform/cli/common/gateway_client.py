@@ -126,6 +126,19 @@ def decisions(site: Site, request_id: str) -> dict[str, Any]:
     return _asked(site, f"/decisions/{quote(request_id, safe='')}")
 
 
+def requests_of(site: Site) -> dict[str, Any]:
+    """Return the requests of a router (see GET /requests). Raises UpstreamError as above."""
+    return _asked(site, "/requests")
+
+
+def metrics_of(site: Site) -> bytes:
+    """Return the metrics in Prometheus' text format. Raises UpstreamError as above."""
+    status, body = get(site, "/metrics")
+    if status != 200:
+        _checked(site, "/metrics", status, body)
+    return body
+
+
 def regrets(site: Site) -> dict[str, Any]:
     """Return the regret of the router's decisions by model (see GET /decisions). Raises UpstreamError as
     above."""

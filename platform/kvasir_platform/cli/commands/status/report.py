@@ -1,5 +1,5 @@
-"""`kvasir status`: running deployments, the router's view of its workers, and the processes' resources; in
-the head's pod of a cluster, the pools."""
+"""`kvasir status`: first a sentence on whether all is well, then the router's view of its workers, and the
+processes' resources; in the head's pod of a cluster, the pools."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec import to_builtins
 
-from kvasir.core.errors import ConfigError, KvasirError
-from kvasir_platform.cli.common.gateway_client import workers
+from kvasir.core.errors import ConfigError, KvasirError, UpstreamError
+from kvasir_platform.cli.commands.status.local_problems import judged, pool_problems
+from kvasir_platform.cli.common.gateway_client import status_of
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput, duration, size, table
 from kvasir_platform.cli.common.place import with_places
 from kvasir_platform.cli.common.running import chosen_deployments
 from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
-from kvasir_platform.cluster.local.commands import SOCKET, ControlCommand, ask
+from kvasir_platform.cluster.local.commands import SOCKET, ControlCommand, ask, socket_path
 from kvasir_platform.cluster.local.runtime_dir import DeploymentState, ProcessRecord, RuntimeDir
+from kvasir_platform.gateway.openai.schema.operation import StatusVerdict
+from kvasir_platform.gateway.operator.verdict import verdict
 
 _CPU_SAMPLE_S = 0.25
 _ANSWER_S = 30.0
+_PLANNER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,9 @@ class ProcessUse:
 
 
 def status(name: str | None, output: CommandOutput) -> int:
-    """Show every running deployment (or the named one). Return 1 if none runs. In a pod of a control process,
-    show its pools; raises UpstreamError if that does not answer."""
+    """Show every running deployment (or the named one). Return 1 if none runs, or if requests to one fail or
+    are served worse than promised. In a pod of a control process, show its pools; raises UpstreamError if
+    that does not answer."""
     if socket := os.environ.get(SOCKET):
         return _pools(Path(socket), output)
     found = chosen_deployments(name)
@@ -50,30 +56,52 @@ def status(name: str | None, output: CommandOutput) -> int:
     output.data(reports)
     for report in reports:
         _print(report, output)
-    return 0
+    return int(any(_is_bad(report["verdict"]) for report in reports))
+
+
+def gateway_status(site: Site, output: CommandOutput) -> int:
+    """Show a gateway's verdict and its workers. Return 1 if requests fail or are served worse than promised.
+    Raises the errors of the gateway client."""
+    page = status_of(site)
+    found = page.get("verdict") or to_builtins(StatusVerdict(True, "The gateway gives no verdict.", []))
+    output.data(page)
+    _print_verdict(found, output)
+    output.text(
+        f"{page.get('deployment', '?')} at {site.url}, {page.get('in_flight', 0):,} requests in flight"
+    )
+    _print_workers(page["workers"], output)
+    return int(_is_bad(found))
+
+
+def _is_bad(found: dict[str, Any]) -> bool:
+    return any(problem["severity"] != "warning" for problem in found["problems"])
 
 
 def _pools(socket: Path, output: CommandOutput) -> int:
     for answer in ask(socket, ControlCommand("status", ""), _ANSWER_S):
         if answer["event"] == "refused":
             raise ConfigError(str(answer["message"]))
-        output.data(answer["pools"])
+        pools = answer["pools"]
+        output.data(pools)
+        found = verdict(list(pool_problems(pools)), "All is well: every pool has its replicas.")
+        _print_verdict(to_builtins(found), output)
         rows = [
             (each["pool"], each["state"], f"{each['running']} of {each['wanted']}", each["detail"])
-            for each in answer["pools"]
+            for each in pools
         ]
         output.text(table(("POOL", "STATE", "RUNNING", "DETAIL"), rows))
-    return 0
+        return int(_is_bad(to_builtins(found)))
+    return 1
 
 
 def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
     running = runtime.holder() is not None
     site = Site.of_state(state) if state.address else None
-    seen: Sequence[dict[str, Any]] = ()
+    page: dict[str, Any] | None = None
     problem = "" if running else "its supervisor was killed; `kvasir down` cleans up"
     if running and site is not None:
         try:
-            seen = workers(site)
+            page = status_of(site)
         except KvasirError as error:
             problem = error.message
     supervisor = ProcessRecord(state.pid, 0.0, "kvasir up")
@@ -86,11 +114,26 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
         "url": "" if site is None else site.url,
         "uptime_s": max(0.0, time.time() - state.started_at),
         "problem": problem,
-        "workers": list(seen),
+        "verdict": to_builtins(
+            judged(state, page, problem, running=running, frozen="" if page is None else _frozen(state))
+        ),
+        "workers": [] if page is None else [each for each in page["workers"] if isinstance(each, dict)],
         "replicas": [asdict(replica) for replica in state.replicas] if running else [],
         "processes": [asdict(use) for use in measure(records)],
         "logs": state.logs,
     }
+
+
+def _frozen(state: DeploymentState) -> str:
+    """Return why the planner keeps the sizes of pools; "" if it does not, if none is sized by it, or if it
+    does not say."""
+    try:
+        for answer in ask(socket_path(Path(state.temp_dir)), ControlCommand("explain", ""), _PLANNER_S):
+            if answer["event"] != "refused":
+                return str(answer["explanation"]["frozen"] or "")
+    except UpstreamError:
+        pass
+    return ""
 
 
 def measure(
@@ -119,15 +162,11 @@ def measure(
 
 
 def _print(report: dict[str, Any], output: CommandOutput) -> None:
+    _print_verdict(report["verdict"], output)
     address = report["url"] or "no address yet"
     uptime = duration(report["uptime_s"])
     output.text(f"{report['name']}: {report['phase']}, {report['model']} at {address}, up {uptime}")
-    if report["problem"]:
-        output.text(f"  {report['problem']}")
-    if report["workers"]:
-        head = ("WORKER", "POOL", "STATE", "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "TIERS", "REASON")
-        workers = report["workers"]
-        output.text("\n" + table(*with_places(head, [worker_row(worker) for worker in workers], workers)))
+    _print_workers(report["workers"], output)
     if report["replicas"]:
         columns = ("replica_id", "pool", "state", "detail")
         rows = [tuple(each[column] for column in columns) for each in report["replicas"]]
@@ -141,6 +180,19 @@ def _print(report: dict[str, Any], output: CommandOutput) -> None:
         total = sum(use["rss"] for use in report["processes"])
         output.text(f"{len(rows)} processes, {size(total)} resident (shared pages counted in each)")
     output.text(f"\nlogs: {report['logs']}")
+
+
+def _print_verdict(found: dict[str, Any], output: CommandOutput) -> None:
+    output.text(found["sentence"])
+    for problem in found["problems"][1:]:
+        output.text(f"  {problem['severity']}: {problem['text']}; {problem['remedy']}")
+    output.text()
+
+
+def _print_workers(workers: Sequence[dict[str, Any]], output: CommandOutput) -> None:
+    if workers:
+        head = ("WORKER", "POOL", "STATE", "IN FLIGHT", "RUNNING", "WAITING", "KV USED", "TIERS", "REASON")
+        output.text("\n" + table(*with_places(head, [worker_row(worker) for worker in workers], workers)))
 
 
 def worker_row(worker: dict[str, Any]) -> tuple[str, ...]:

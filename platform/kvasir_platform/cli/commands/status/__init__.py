@@ -1,0 +1,1 @@
+"""`kvasir status`: whether all is well, what is wrong and what to do, and what runs."""

@@ -1,0 +1,23 @@
+"""What follows the options in the help of the commands of this package."""
+
+from __future__ import annotations
+
+STATUS_EPILOG = """\
+The first line says whether all is well, and if not, the most severe problem and what to do; further problems
+follow, each with its severity:
+  down      requests fail
+  degraded  they are served worse than promised: brown-out, long waits, full KV memory, Redis away, workers
+            that are refused, ejected or unreachable
+  warning   they are served, and that may end: a drain, missing replicas, an index out of date, a certificate
+            that ends, a planner that does not answer
+
+With --address it asks a gateway elsewhere, in a cluster for example, and shows no processes.
+
+exit status: 0 all is well, or only warnings; 1 nothing runs, or something is down or degraded; 2 the command
+line is invalid
+
+examples:
+  kvasir status
+  kvasir status -o json
+  kvasir status --address https://gateway.example:8000
+  kubectl exec deploy/NAME-router -- kvasir status --address 127.0.0.1:8000"""

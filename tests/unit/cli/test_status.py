@@ -1,0 +1,124 @@
+"""`kvasir status` begins with whether all is well, and its exit status says so too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.conftest import CannedGateway
+
+from kvasir_platform.cli.commands.status.local_problems import judged
+from kvasir_platform.cli.main import main
+from kvasir_platform.cluster.local.launcher import ReplicaStatus
+from kvasir_platform.cluster.local.runtime_dir import DeploymentState
+from kvasir_platform.gateway.openai.schema.operation import StatusVerdict
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVASIR_HOME", str(tmp_path))
+
+
+WELL: dict[str, Any] = {
+    "deployment": "kvasir",
+    "workers": [{"worker_id": "decode-1", "pool": "decode", "state": "ready", "in_flight": 1}],
+    "in_flight": 1,
+    "verdict": {"ok": True, "sentence": "All is well: 1 worker serves 1 model.", "problems": []},
+}
+
+
+def problem(severity: str, code: str, subject: str = "decode") -> dict[str, str]:
+    text, remedy = f"{code} of {subject}", f"mend {subject}"
+    return {"severity": severity, "code": code, "subject": subject, "text": text, "remedy": remedy}
+
+
+def page(*problems: dict[str, str]) -> dict[str, Any]:
+    return WELL | {"verdict": {"ok": not problems, "sentence": "?", "problems": list(problems)}}
+
+
+def state(**fields: Any) -> DeploymentState:
+    known: dict[str, Any] = {
+        "name": "kvasir", "deployment_id": "d", "pid": 1, "phase": "ready", "started_at": 0.0, "model": "m",
+        "spec": "", "logs": "/logs", "temp_dir": "", "stop_s": 1.0, "address": "127.0.0.1:8000",
+    }  # fmt: skip
+    return DeploymentState(**(known | fields))
+
+
+def ready(pool: str = "decode") -> ReplicaStatus:
+    return ReplicaStatus(pool, f"{pool}-0", "ready")
+
+
+def judge(
+    found: dict[str, Any] | None, running: bool = True, trouble: str = "", **fields: Any
+) -> StatusVerdict:
+    return judged(state(**fields), found, trouble, running=running)
+
+
+def test_what_the_gateway_says_is_said() -> None:
+    assert judge(WELL) == StatusVerdict(True, "All is well: 1 worker serves 1 model.", [])
+    found = judge(page(problem("warning", "worker_draining"), problem("degraded", "brownout")))
+    assert found.sentence == "Service is degraded: brownout of decode. Mend decode. (1 more below.)"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (judge(None, running=False), "Requests fail: the supervisor of kvasir was killed"),
+        (judge(None, phase="starting", address=""), "Requests fail: kvasir has no gateway yet: it is"),
+        (judge(None, trouble="the gateway does not answer"), "Requests fail: the gateway does not answer."),
+    ],
+    ids=["killed", "starting", "no answer"],
+)
+def test_what_only_this_machine_knows_is_said(verdict: StatusVerdict, text: str) -> None:
+    assert verdict.sentence.startswith(text)
+    assert verdict.problems[0].severity == "down"
+
+
+def test_a_replica_that_does_not_start_is_a_problem_with_its_remedy() -> None:
+    failed = ReplicaStatus("decode", "decode-1", "failed", "no GPU is free", remedy="lower replicas")
+    found = judge(page(), replicas=(ready(), failed))
+    assert found.sentence == (
+        "Service is degraded: replica decode-1 did not start: no GPU is free. Lower replicas."
+    )
+
+
+def test_a_pool_that_was_made_smaller_is_no_problem() -> None:
+    short = page(problem("warning", "pool_short"))
+    assert judge(short, replicas=(ready(),)).ok
+    starting = ReplicaStatus("decode", "decode-1", "starting")
+    found = judge(short, replicas=(ready(), starting))
+    assert found.sentence.startswith("Requests are served, but pool_short")
+
+
+def test_planner_that_keeps_sizes_is_a_warning() -> None:
+    found = judged(state(), WELL, "", running=True, frozen="the load of a router is not known")
+    assert found.sentence.startswith("Requests are served, but pool sizes are kept: the load of a router")
+
+
+@pytest.mark.parametrize(
+    ("problems", "status"),
+    [
+        ([], 0),
+        ([problem("warning", "worker_draining")], 0),
+        ([problem("degraded", "brownout")], 1),
+        ([problem("down", "not_ready"), problem("warning", "tier")], 1),
+    ],
+    ids=["well", "warning", "degraded", "down"],
+)
+def test_the_exit_status_says_whether_requests_are_served_as_promised(
+    gateway: CannedGateway,
+    problems: list[dict[str, str]],
+    status: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gateway.answers["/status"] = (200, page(*problems))
+    assert main(["status", "--address", gateway.address]) == status
+    assert main(["status", "--address", gateway.address, "-o", "json"]) == status
+    text, _, encoded = capsys.readouterr().out.rpartition("\n{")
+    assert text.splitlines()[0] == "?"
+    assert "decode-1" in text
+    for each in problems[1:]:
+        assert f"  {each['severity']}: {each['text']}; {each['remedy']}" in text.splitlines()
+    assert json.loads("{" + encoded)["verdict"]["problems"] == problems
