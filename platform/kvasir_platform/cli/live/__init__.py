@@ -1,1 +1,1 @@
-"""Commands that show what happens now."""
+"""Commands that show what happens now: `kvasir trace`, `kvasir logs`, `kvasir tail`."""

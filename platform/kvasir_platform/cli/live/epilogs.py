@@ -21,3 +21,21 @@ examples:
   kvasir status -o json
   kvasir status --address https://gateway.example:8000
   kubectl exec deploy/NAME-router -- kvasir status --address 127.0.0.1:8000"""
+
+TRACE_EPILOG = """\
+Phases follow each other from the request's arrival:
+  queue         in the router, until it was sent to a worker
+  engine_queue  in the worker, until its engine began the prompt
+  tiers         loading KV of its prefix from memory, disk or Redis
+  prefill       computing the prompt
+  transfer      KV moves to the worker that decodes
+  decode        from there to the first token
+  stream        from the first token to the last
+Below is its routing decision, as `kvasir explain REQUEST_ID` prints it. A request that runs is shown as far
+as it is. The router keeps running requests and the latest that ended (routing.decision_records in
+kvasir.yaml).
+
+examples:
+  kvasir trace da87cef2245951d6dc2c075d
+  kvasir trace da87cef2245951d6dc2c075d -o json
+  kvasir tail --slow                      (ids of slow requests as they end)"""
