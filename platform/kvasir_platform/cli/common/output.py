@@ -57,6 +57,11 @@ class CommandOutput:
             self._err.write(f"error: {error.message}\n")
             self._err.flush()
 
+    def note(self, text: str) -> None:
+        """Print a remark to standard error, beside what the command prints, in either mode."""
+        self._err.write(f"{text}\n")
+        self._err.flush()
+
     def detach(self) -> None:
         """Discard buffered output after the reader has closed its end."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

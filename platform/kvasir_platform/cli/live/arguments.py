@@ -1,4 +1,4 @@
-"""The options of `kvasir status`, `trace`. Every call of `kvasir` imports this
+"""The options of `kvasir status`, `trace`, `tail`. Every call of `kvasir` imports this
 module, so it needs the standard library only."""
 
 from __future__ import annotations
@@ -7,10 +7,14 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvasir_platform.cli.common.numbers import whole
 from kvasir_platform.cli.live.epilogs import (
     STATUS_EPILOG,
+    TAIL_EPILOG,
     TRACE_EPILOG,
 )
+from kvasir_platform.cli.record.arguments import add_routers, sites_of
+from kvasir_platform.cli.record.arguments import seconds as time_text
 
 if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
@@ -20,13 +24,14 @@ Add = Callable[..., argparse.ArgumentParser]
 """Adds a command: its name, what it does, further parents, and its epilog."""
 SiteAt = Callable[[str | None], "Site"]
 """The gateway at an address; None: the one that the command line selects."""
-LIVE = ("status", "trace")
+LIVE = ("status", "trace", "tail")
 
 
 def add_live(add: Add, gateway: argparse.ArgumentParser, addressed: argparse.ArgumentParser) -> None:
     """Add the commands. `gateway` has the options that select one, `addressed` those without --name."""
     _add_status(add, addressed)
     _add_trace(add, gateway)
+    _add_tail(add, gateway)
 
 
 def _add_status(add: Add, addressed: argparse.ArgumentParser) -> None:
@@ -45,11 +50,29 @@ def _add_trace(add: Add, gateway: argparse.ArgumentParser) -> None:
     trace.add_argument("request_id", metavar="REQUEST_ID", help="the response's header x-request-id")
 
 
+def _add_tail(add: Add, gateway: argparse.ArgumentParser) -> None:
+    tail = add("tail", "follow requests as they end, one line each", gateway, epilog=TAIL_EPILOG)
+    tail.add_argument("--tenant", metavar="NAME", help="only those of this tenant")
+    tail.add_argument("--model", metavar="NAME", help="only those of this model")
+    tail.add_argument(
+        "--slow",
+        nargs="?",
+        const=0.0,
+        type=time_text,
+        metavar="TIME",
+        help="only those that missed their SLO class; with TIME, as 500ms or 2s, those that took longer",
+    )
+    tail.add_argument("--failed", action="store_true", help="only those that failed; with --slow, those too")
+    tail.add_argument("--requests", type=whole(1, 1_000_000_000), metavar="N", help="end after N lines")
+    add_routers(tail)
+
+
 def run_live(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> int:
     """Run the command. Raises KvasirError."""
     commands: dict[str, Callable[[], int]] = {
         "status": lambda: _status(args, site, output),
         "trace": lambda: _trace(args, site, output),
+        "tail": lambda: _tail(args, site, output),
     }
     return commands[args.command]()
 
@@ -66,3 +89,10 @@ def _trace(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> int
     from kvasir_platform.cli.live.trace import trace
 
     return trace(args.request_id, site(None), output)
+
+
+def _tail(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> int:
+    from kvasir_platform.cli.live.tail import TailArguments, tail
+
+    wanted = TailArguments(args.tenant, args.model, args.slow, failed=args.failed, requests=args.requests)
+    return tail(wanted, sites_of(args, site), output)

@@ -39,3 +39,17 @@ examples:
   kvasir trace da87cef2245951d6dc2c075d
   kvasir trace da87cef2245951d6dc2c075d -o json
   kvasir tail --slow                      (ids of slow requests as they end)"""
+
+TAIL_EPILOG = """\
+Prints a line when a request ends: time, outcome, tenant, model, duration, TTFT, mean time between tokens,
+tokens in (cached) and out, and the id for `kvasir trace`; a ! after the outcome marks a missed SLO. Requests
+that arrived before the command are not shown. No content is read. Routers keep what is not read for half a
+minute; what they had to drop is reported. Ctrl-C ends it. An operator's key is needed where keys are
+(KVASIR_API_KEY). With several routers, name each, or their Service.
+
+examples:
+  kvasir tail
+  kvasir tail --slow --failed
+  kvasir tail --tenant acme --slow 2s
+  kvasir tail -o json --requests 100
+  kubectl exec deploy/NAME-router -- kvasir tail --service NAME-router"""

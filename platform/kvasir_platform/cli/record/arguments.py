@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvasir_platform.cli.common.output import CommandOutput
 
 STDOUT = Path("-")
-_TIMES = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_S = 7 * 86_400.0
 _LEAST_BYTES = 1 << 14
@@ -40,23 +40,38 @@ def add_record(
     record.add_argument(
         "file", type=Path, metavar="FILE", help="FILE.jsonl, FILE.parquet, or - for standard output"
     )
-    record.add_argument(
+    add_routers(record)
+    _add_limits(record.add_argument_group("limits: the first that is reached ends the recording"))
+    _add_content(record.add_argument_group("what is recorded"))
+
+
+def add_routers(command: argparse.ArgumentParser) -> None:
+    """Add the options that name several routers."""
+    command.add_argument(
         "--router",
         action="append",
         default=[],
         metavar="HOST:PORT",
         help="a further router of the same deployment (repeatable)",
     )
-    record.add_argument(
+    command.add_argument(
         "--service", metavar="NAME", help="in a pod: every router behind this Kubernetes Service"
     )
-    _add_limits(record.add_argument_group("limits: the first that is reached ends the recording"))
-    _add_content(record.add_argument_group("what is recorded"))
+
+
+def sites_of(args: argparse.Namespace, site: Callable[[str | None], Site]) -> list[Site]:
+    """Return the routers that the options name; `site` returns the gateway at an address, None: the one that
+    the command line selects. Raises KvasirError."""
+    if args.service is None:
+        return [site(address) for address in (None, *args.router)]
+    from kvasir_platform.cli.record.sites import service_addresses
+
+    return [site(address) for address in (*service_addresses(args.service, args.address), *args.router)]
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--duration", type=_seconds, default=3600.0, metavar="TIME", help="as 90, 15m or 2h (1h)"
+        "--duration", type=seconds, default=3600.0, metavar="TIME", help="as 90, 15m or 2h (1h)"
     )
     group.add_argument(
         "--requests", type=_count, default=1_000_000, metavar="N", help="requests in a file (1000000)"
@@ -72,7 +87,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--wait",
-        type=_seconds,
+        type=seconds,
         default=30.0,
         metavar="TIME",
         help="at the end, wait so long for requests that still run (30)",
@@ -107,12 +122,6 @@ def run_record(args: argparse.Namespace, site: Callable[[str | None], Site], out
     from kvasir_platform.cli.record.command import RecordArguments, record
     from kvasir_platform.cli.record.files import FileLimits
 
-    if args.service is not None:
-        from kvasir_platform.cli.record.sites import service_addresses
-
-        addresses: list[str | None] = [*service_addresses(args.service, args.address), *args.router]
-    else:
-        addresses = [None, *args.router]
     wanted = RecordArguments(
         args.file,
         args.duration,
@@ -123,11 +132,12 @@ def run_record(args: argparse.Namespace, site: Callable[[str | None], Site], out
         decisions=not args.no_decisions,
         block_tokens=args.block_tokens,
     )
-    return record(wanted, [site(address) for address in addresses], output, datetime.now(UTC))
+    return record(wanted, sites_of(args, site), output, datetime.now(UTC))
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+def seconds(text: str) -> float:
+    """Return the seconds of a time such as 500ms, 90, 15m or 2h. Raises ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
     if found is None or not 0.0 < (seconds := float(found[1]) * _TIMES[found[2]]) <= _MOST_S:
         raise argparse.ArgumentTypeError(f"{text!r}: name a time up to seven days, as 90, 15m or 2h")
     return seconds

@@ -78,7 +78,7 @@ def record(
 
     files = RecordingFiles(wanted.file, wanted.limits, header)
     display = _Display(output, wanted.duration_s)
-    stop = _stop_on_signals() if stop is None else stop
+    stop = stop_on_signals() if stop is None else stop
     where = "1 router" if len(sites) == 1 else f"{len(sites)} routers"
     output.text(f"recording {where} to {wanted.file}; Ctrl-C ends it")
     run = RecordingRun(options, sites, files, state, shown=display.show, stop=stop)
@@ -147,7 +147,7 @@ def _salt(path: Path | None) -> bytes:
     return salt
 
 
-def _stop_on_signals() -> threading.Event:
+def stop_on_signals() -> threading.Event:
     """Return an event that the first SIGINT or SIGTERM sets. The second one ends the process as usual.
     Threads other than the main one get no signals."""
     stop = threading.Event()
