@@ -12,6 +12,7 @@ examples:
   kvasir status                              whether all is well, workers, load, processes
   kvasir tail --slow --failed                requests that were slow or failed, as they end
   kvasir trace REQUEST_ID                    where the time of a request went
+  kvasir logs WORKER -f                      the log of a worker, or of the router
   kvasir get workers                         each worker's blocks, and how well the router knows them
   kvasir explain REQUEST_ID                  why a request ran where it ran, and its outcome
   kvasir explain                             what better decisions would have saved, and why

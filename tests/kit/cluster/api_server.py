@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.kit.cluster.api_wire import certificate_for, chunk, cut_chunk, send
+from tests.kit.cluster.api_wire import certificate_for, chunk, cut_chunk, send, send_text
 from tests.kit.gateway.api_requests import (
     Object,
     Refused,
@@ -93,7 +93,7 @@ class _Watch:
 class ApiServer:
     """`tokens` are the users by bearer token, `rules` the permissions of each user; without rules, everything
     is permitted. `asked` lists every request that RBAC allowed or refused. A watch lasts at most
-    `most_watch_s`."""
+    `most_watch_s`. `logs` are those of pods, by name."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -108,6 +108,7 @@ class ApiServer:
     context: ssl.SSLContext | None = None
     listening: asyncio.Server | None = None
     most_watch_s: float = 300.0
+    logs: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._objects: dict[tuple[str, str], Object] = {}
@@ -226,6 +227,9 @@ class ApiServer:
                 raise Refused(fault.status, f"made to fail: {fault.status}", fault.retry_after)
             if request.verb == "watch":
                 await self._watch(request, writer, fault)
+                return False
+            if request.resource == "pods/log" and request.name in self.logs:
+                await send_text(writer, self.logs[request.name])
                 return False
             code, answer = self._answer(request)
         except Refused as refused:

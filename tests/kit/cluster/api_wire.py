@@ -27,6 +27,12 @@ async def send(
     await writer.drain()
 
 
+async def send_text(writer: asyncio.StreamWriter, text: bytes) -> None:
+    """Send a log: a text that ends with the connection."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n" + text)
+    await writer.drain()
+
+
 async def chunk(writer: asyncio.StreamWriter, event: Object) -> None:
     line = json.dumps(event).encode() + b"\n"
     writer.write(b"%x\r\n%b\r\n" % (len(line), line))

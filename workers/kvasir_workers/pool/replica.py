@@ -111,6 +111,8 @@ class PoolReplica:
         # A change of `scaling` does not restart this replica, but applies to it too.
         self._announcer = Announcer(spec.name, record, clock, self._leave_when_asked)
         self._announcer.start()
+        # `kvasir logs WORKER` finds the log of a worker by its name.
+        log.info("this is worker %s, at %s", endpoint.worker_id, endpoint.address)
         self._node = node
         self._watches.append(asyncio.create_task(self._leave_on_failure(node.failed())))
         if self._followers is not None:

@@ -1,4 +1,4 @@
-"""The options of `kvasir status`, `trace`, `tail`. Every call of `kvasir` imports this
+"""The options of `kvasir status`, `trace`, `tail`, `logs`. Every call of `kvasir` imports this
 module, so it needs the standard library only."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvasir_platform.cli.common.numbers import whole
 from kvasir_platform.cli.live.epilogs import (
+    LOGS_EPILOG,
     STATUS_EPILOG,
     TAIL_EPILOG,
     TRACE_EPILOG,
@@ -24,7 +25,7 @@ Add = Callable[..., argparse.ArgumentParser]
 """Adds a command: its name, what it does, further parents, and its epilog."""
 SiteAt = Callable[[str | None], "Site"]
 """The gateway at an address; None: the one that the command line selects."""
-LIVE = ("status", "trace", "tail")
+LIVE = ("status", "trace", "tail", "logs")
 
 
 def add_live(add: Add, gateway: argparse.ArgumentParser, addressed: argparse.ArgumentParser) -> None:
@@ -32,6 +33,7 @@ def add_live(add: Add, gateway: argparse.ArgumentParser, addressed: argparse.Arg
     _add_status(add, addressed)
     _add_trace(add, gateway)
     _add_tail(add, gateway)
+    _add_logs(add)
 
 
 def _add_status(add: Add, addressed: argparse.ArgumentParser) -> None:
@@ -67,12 +69,26 @@ def _add_tail(add: Add, gateway: argparse.ArgumentParser) -> None:
     add_routers(tail)
 
 
+def _add_logs(add: Add) -> None:
+    logs = add("logs", "print the log of a worker, a pool's newest worker, or the router", epilog=LOGS_EPILOG)
+    logs.add_argument(
+        "source", metavar="WORKER|POOL|router", help="as `kvasir get workers` shows it; also control or ray"
+    )
+    logs.add_argument("--name", help="the deployment, if several run on this machine")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on with what is written; Ctrl-C ends it"
+    )
+    logs.add_argument("--since", type=time_text, metavar="TIME", help="only the last TIME, as 90, 15m or 2h")
+    logs.add_argument("-n", "--lines", type=whole(0, 10_000_000), metavar="N", help="the last N lines (200)")
+
+
 def run_live(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> int:
     """Run the command. Raises KvasirError."""
     commands: dict[str, Callable[[], int]] = {
         "status": lambda: _status(args, site, output),
         "trace": lambda: _trace(args, site, output),
         "tail": lambda: _tail(args, site, output),
+        "logs": lambda: _logs(args, output),
     }
     return commands[args.command]()
 
@@ -96,3 +112,10 @@ def _tail(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> int:
 
     wanted = TailArguments(args.tenant, args.model, args.slow, failed=args.failed, requests=args.requests)
     return tail(wanted, sites_of(args, site), output)
+
+
+def _logs(args: argparse.Namespace, output: CommandOutput) -> int:
+    from kvasir_platform.cli.live.logs import LogArguments, logs
+
+    wanted = LogArguments(args.source, args.name, follow=args.follow, since_s=args.since, lines=args.lines)
+    return logs(wanted, output)

@@ -53,3 +53,16 @@ examples:
   kvasir tail --tenant acme --slow 2s
   kvasir tail -o json --requests 100
   kubectl exec deploy/NAME-router -- kvasir tail --service NAME-router"""
+
+LOGS_EPILOG = """\
+On one machine it reads the files that `kvasir up` keeps (their folder is the last line of `kvasir status`).
+In a pod of a cluster it asks the API server for the log of the worker's pod, as `kubectl logs` does; if its
+service account may not read logs, the command to run elsewhere is printed.
+
+--since keeps lines without a time with the line before them.
+
+examples:
+  kvasir logs router -f
+  kvasir logs decode-7f3a91c2 --since 10m
+  kvasir logs decode -n 50
+  kubectl exec deploy/NAME-router -- kvasir logs WORKER -f"""

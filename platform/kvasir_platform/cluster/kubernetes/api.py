@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -30,6 +31,7 @@ MAX_RETRY_AFTER_S = 60.0
 GONE = 410
 _MAX_ERROR_BYTES = 64 << 10
 _READ_BYTES = 64 << 10
+_MAX_LINE_BYTES = 256 << 10
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds, seconds, probes: how a dead connection without traffic is detected."""
 
@@ -143,13 +145,36 @@ class ApiServer:
                 if len(rest) > MAX_OBJECT_BYTES:
                     raise ApiError("an event is too large")
 
+    async def log(
+        self, namespace: str, pod: str, params: Mapping[str, str], *, follow: bool
+    ) -> AsyncGenerator[str, None]:
+        """Yield the lines of a pod's log; `params` are those of the API (container, sinceSeconds, tailLines,
+        follow). With `follow`, lines may be any time apart; longer ones than a few hundred KiB come in
+        parts."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/log"
+        timeout_s = None if follow else self._timeout_s
+        async with self._get(path, params, accept="*/*") as response:
+            rest = b""
+            while True:
+                async with asyncio.timeout(timeout_s):
+                    piece = await response.content.readany()
+                *lines, rest = (rest + piece).split(b"\n")
+                if rest and (not piece or len(rest) > _MAX_LINE_BYTES):
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    yield line.decode("utf-8", "replace")
+                if not piece:
+                    return
+
     async def _page(self, collection: str, query: Mapping[str, str]) -> bytes:
         end_s = asyncio.get_running_loop().time() + self._timeout_s
         async with self._get(collection, query) as response, asyncio.timeout_at(end_s):
             return await _body(response, MAX_OBJECT_BYTES)
 
     @asynccontextmanager
-    async def _get(self, path: str, query: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _get(
+        self, path: str, query: Mapping[str, str], accept: str = "application/json"
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response of status 200 to a GET, on a connection of its own, closed with the block. Raises
         ApiError, also for what fails while the block reads the response."""
         try:
@@ -161,7 +186,7 @@ class ApiServer:
                         "GET",
                         query_params=list(query.items()),
                         # The bounds are on decoded bytes, so the server should not compress them.
-                        header_params={"Accept": "application/json", "Accept-Encoding": "identity"},
+                        header_params={"Accept": accept, "Accept-Encoding": "identity"},
                         auth_settings=["BearerToken"],
                         _preload_content=False,
                     )
