@@ -10,6 +10,7 @@ examples:
   kvasir check -f kvasir.yaml                check whether it would start here
   kvasir plan llama-3.1-8b --rate 10         what to run for a load, and what it costs
   kvasir status                              whether all is well, workers, load, processes
+  kvasir top                                 workers, queues, tenants and requests, live
   kvasir tail --slow --failed                requests that were slow or failed, as they end
   kvasir trace REQUEST_ID                    where the time of a request went
   kvasir logs WORKER -f                      the log of a worker, or of the router

@@ -1,4 +1,4 @@
-"""The options of `kvasir status`, `trace`, `tail`, `logs`. Every call of `kvasir` imports this
+"""The options of `kvasir status`, `top`, `trace`, `tail`, `logs`. Every call of `kvasir` imports this
 module, so it needs the standard library only."""
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvasir_platform.cli.common.numbers import whole
+from kvasir_platform.cli.common.numbers import number, whole
 from kvasir_platform.cli.live.epilogs import (
     LOGS_EPILOG,
     STATUS_EPILOG,
     TAIL_EPILOG,
+    TOP_COMMAND_EPILOG,
     TRACE_EPILOG,
 )
 from kvasir_platform.cli.record.arguments import add_routers, sites_of
@@ -25,12 +26,14 @@ Add = Callable[..., argparse.ArgumentParser]
 """Adds a command: its name, what it does, further parents, and its epilog."""
 SiteAt = Callable[[str | None], "Site"]
 """The gateway at an address; None: the one that the command line selects."""
-LIVE = ("status", "trace", "tail", "logs")
+LIVE = ("status", "top", "trace", "tail", "logs")
+VIEWS = ("workers", "queues", "tenants", "requests", "slowest")
 
 
 def add_live(add: Add, gateway: argparse.ArgumentParser, addressed: argparse.ArgumentParser) -> None:
     """Add the commands. `gateway` has the options that select one, `addressed` those without --name."""
     _add_status(add, addressed)
+    _add_top(add, gateway)
     _add_trace(add, gateway)
     _add_tail(add, gateway)
     _add_logs(add)
@@ -44,6 +47,16 @@ def _add_status(add: Add, addressed: argparse.ArgumentParser) -> None:
         epilog=STATUS_EPILOG,
     )
     status.add_argument("name", nargs="?", help="the deployment, if several run")
+
+
+def _add_top(add: Add, gateway: argparse.ArgumentParser) -> None:
+    top = add("top", "watch workers, queues, tenants and requests", gateway, epilog=TOP_COMMAND_EPILOG)
+    top.add_argument("--view", choices=VIEWS, default="workers", help="what is shown first (workers)")
+    top.add_argument("--sort", metavar="COLUMN", help="its title; numbers from the largest, names from A")
+    top.add_argument("--reverse", action="store_true", help="sort in the other order")
+    top.add_argument("--filter", default="", metavar="TEXT", help="only rows with TEXT in a cell")
+    top.add_argument("--interval", type=number(0.2, 60.0), default=1.0, metavar="S", help="seconds (1)")
+    top.add_argument("--once", action="store_true", help="print all views as text, and end")
 
 
 def _add_trace(add: Add, gateway: argparse.ArgumentParser) -> None:
@@ -86,6 +99,7 @@ def run_live(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> i
     """Run the command. Raises KvasirError."""
     commands: dict[str, Callable[[], int]] = {
         "status": lambda: _status(args, site, output),
+        "top": lambda: _top(args, site, output),
         "trace": lambda: _trace(args, site, output),
         "tail": lambda: _tail(args, site, output),
         "logs": lambda: _logs(args, output),
@@ -99,6 +113,15 @@ def _status(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> in
     if args.address is not None:
         return gateway_status(site(None), output)
     return status(args.name, output)
+
+
+def _top(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> int:
+    from kvasir_platform.cli.top.command import TopArguments, top
+
+    wanted = TopArguments(
+        args.view, args.sort, args.filter, args.interval, reverse=args.reverse, once=args.once
+    )
+    return top(wanted, site(None), output)
 
 
 def _trace(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> int:

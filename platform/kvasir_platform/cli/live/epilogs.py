@@ -22,6 +22,22 @@ examples:
   kvasir status --address https://gateway.example:8000
   kubectl exec deploy/NAME-router -- kvasir status --address 127.0.0.1:8000"""
 
+TOP_COMMAND_EPILOG = """\
+keys: 1 to 5 or Tab the view, s the column to sort by, r the other order, / filter (Esc ends it), p pause, q
+quit. Views: workers, queues, tenants, requests (those that run, the longest first), slowest (of those that
+ended and whose decisions are kept). Rates are those since the previous refresh. It works at 80x24, and
+without colour (NO_COLOR=1); wider terminals show more. An operator's key is needed where keys are
+(KVASIR_API_KEY).
+
+With --once it prints all views as text, for pipes and tickets, with totals in place of rates.
+
+examples:
+  kvasir top
+  kvasir top --view tenants --sort OUT/S
+  kvasir top --view requests --filter acme
+  kvasir top --once | less
+  kubectl exec -it deploy/NAME-router -- kvasir top --address 127.0.0.1:8000"""
+
 TRACE_EPILOG = """\
 Phases follow each other from the request's arrival:
   queue         in the router, until it was sent to a worker

@@ -1,0 +1,1 @@
+"""`kvasir top`: workers, queues, tenants and requests, live."""
