@@ -1,4 +1,4 @@
-"""The options of `kvasir status`, `top`, `trace`, `tail`, `logs`. Every call of `kvasir` imports this
+"""The options of `kvasir status`, `top`, `trace`, `tail` and `logs`. Every call of `kvasir` imports this
 module, so it needs the standard library only."""
 
 from __future__ import annotations
