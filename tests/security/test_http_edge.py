@@ -228,5 +228,5 @@ async def test_options_tells_the_methods_of_a_path() -> None:
     assert [reply.headers["allow"] for reply in replies[:3]] == [
         "GET, HEAD, OPTIONS",
         "POST, OPTIONS",
-        "GET, HEAD, POST, OPTIONS",
+        "GET, HEAD, POST, DELETE, OPTIONS",
     ]

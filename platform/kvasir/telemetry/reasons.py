@@ -83,6 +83,12 @@ _TABLE = (
         "Do not repeat what is optional or repeated already; separate repeated parts by a delimiter.",
     ),
     Reason(
+        "previous_response_not_found",
+        400,
+        "There is no stored response of the id in previous_response_id.",
+        "Send the whole conversation as input; the message says how long responses are stored.",
+    ),
+    Reason(
         "unknown_slo_class",
         400,
         "The header x-kvasir-slo names an unknown SLO class.",
@@ -144,6 +150,12 @@ _TABLE = (
     ),
     Reason("model_not_found", 404, "No such model or adapter.", "See GET /v1/models for the names."),
     Reason("not_found", 404, "No such path.", "See the API documentation."),
+    Reason(
+        "response_not_found",
+        404,
+        "There is no stored response of this id.",
+        "Check the id; responses are stored in the router that made them, as the message says.",
+    ),
     Reason(
         "decision_not_found",
         404,
@@ -210,6 +222,12 @@ _TABLE = (
         429,
         "The tenant has reached its limit of concurrent requests.",
         "Wait for one of them to end, then retry.",
+    ),
+    Reason(
+        "background_limit",
+        429,
+        "The tenant has reached its limit of running background responses.",
+        "Wait for one of them to end, or cancel one.",
     ),
     Reason(
         "too_many_client_connections",

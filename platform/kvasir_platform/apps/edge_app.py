@@ -53,7 +53,9 @@ async def serve(link_fd: int) -> int:
 async def _serve(deployment: Deployment, welcome: EdgeWelcome, link: CoreLink, clock: MonotonicClock) -> None:
     addresses = welcome.addresses
     metrics = make_metrics(deployment)
-    core = RemoteCore(link.router, link.limits, link.names, welcome.cache_secret, link.pages.show)
+    core = RemoteCore(
+        link.router, link.limits, link.responses, link.names, welcome.cache_secret, link.pages.show
+    )
     gateway = make_gateway(deployment, core, clock, metrics, make_models(deployment))
     link.figures = metrics.render
     link.on_drain = link.on_lost = gateway.stop

@@ -17,6 +17,7 @@ from kvasir.core.errors import CapacityError, KvasirError
 from kvasir.core.requests import Delta, Request
 from kvasir.native import Relay
 from kvasir.ports.limits import Grant, LimitRefusal, RateLimits
+from kvasir.ports.responses import ResponseStore
 from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir_platform.edge.core_pages import CorePages
 from kvasir_platform.edge.core_status import core_status_of
@@ -30,12 +31,14 @@ from kvasir_platform.edge.frames import (
     LimitResponse,
     LimitSettled,
     PageResponse,
+    ResponseFound,
     ToCore,
     ToEdge,
     note_of,
 )
 from kvasir_platform.edge.pipe import FramePipe
 from kvasir_platform.edge.remote_router import ended_badly
+from kvasir_platform.edge.stored_responses import EdgeResponses
 from kvasir_platform.gateway.serving.request_names import RequestNames
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class CoreParts:
 
     router: RequestPort
     limits: RateLimits
+    responses: ResponseStore
     names: RequestNames
     pages: CorePages
     figures: EdgeMetrics
@@ -82,6 +86,7 @@ class CoreEndpoint:
         self._max_waiting_bytes = max_waiting_bytes
         self._live: dict[str, Request] = {}
         self._grants: dict[int, Grant] = {}
+        self._responses = EdgeResponses(core.responses, found=self._found, stop=self._stop_response)
         self._pending = ToEdge()
         self._relay = Relay(self._relayed)
         self._said = False
@@ -164,6 +169,10 @@ class CoreEndpoint:
             core.limits.take(take.tenant, take.quota, take.tokens, partial(self._leave, take))
         for ask in frame.asks:
             core.pages.show(ask, self._show)
+        for kept in frame.kept:
+            self._responses.keep(kept.response)
+        for asked in frame.responses:
+            self._responses.ask(asked)
         self._news(frame)
 
     def _news(self, frame: ToCore) -> None:
@@ -221,6 +230,12 @@ class CoreEndpoint:
         self.send_status(core_status_of(self._core.router))
         self._say().shown.append(page)
 
+    def _found(self, found: ResponseFound) -> None:
+        self._say().found.append(found)
+
+    def _stop_response(self, name: str) -> None:
+        self._say().stopped.append(name)
+
     # -- the link
 
     def _say(self) -> ToEdge:
@@ -272,6 +287,7 @@ class CoreEndpoint:
         self._lost = True
         # The relay has a callback to this object and would keep it alive.
         self._relay = Relay(_nobody)
+        self._responses.lost()
         live, self._live = self._live, {}
         for request_id in live:
             core.router.cancel(request_id)

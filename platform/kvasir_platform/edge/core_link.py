@@ -16,6 +16,7 @@ from kvasir_platform.edge.pipe import FramePipe
 from kvasir_platform.edge.remote_limits import RemoteLimits
 from kvasir_platform.edge.remote_pages import RemoteNames, RemotePages
 from kvasir_platform.edge.remote_router import RemoteRouter, gone
+from kvasir_platform.edge.stored_responses import RemoteResponses
 
 MAX_WAITING_BYTES = 64 << 20
 """Limit of bytes queued for a core that does not read; above it, requests are refused."""
@@ -38,6 +39,7 @@ class CoreLink:
         self.router = RemoteRouter(self, clock.now, fast_path=fast_path)
         self.limits = RemoteLimits(self)
         self.pages = RemotePages(self)
+        self.responses = RemoteResponses(self)
         self.names = RemoteNames(self)
         self.figures: Callable[[], bytes] = bytes
         self.on_drain: Callable[[], None] = _nothing
@@ -86,6 +88,10 @@ class CoreLink:
             self.limits.heard(leave)
         for page in frame.shown:
             self.pages.heard(page)
+        for name in frame.stopped:
+            self.responses.stopped(name)
+        for found in frame.found:
+            self.responses.heard(found)
         for number in frame.scrapes:
             self.say().figures.append((number, self.figures()))
         if frame.welcome is not None and not self._welcome.done():
@@ -105,6 +111,7 @@ class CoreLink:
         self.router.lost()
         self.limits.lost()
         self.pages.lost()
+        self.responses.lost()
         if not self._welcome.done():
             self._welcome.set_exception(gone())
         self.on_lost()

@@ -30,6 +30,7 @@ from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.recordings import RecordingPages
 from kvasir_platform.gateway.operator.requests_page import RequestPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
+from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
 from kvasir_platform.gateway.tenants.salts import salt_secret
@@ -95,6 +96,7 @@ class Edges:
         self._core = CoreParts(
             router=router,
             limits=limits,
+            responses=MemoryResponses(deployment.gateway.responses, clock.now),
             names=names,
             pages=CorePages(
                 figures,

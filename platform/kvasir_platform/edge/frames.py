@@ -14,7 +14,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import field, make_dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from kvasir.core.errors import (
 )
 from kvasir.core.requests import Delta, Request
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
+from kvasir.ports.responses import StoredResponse
 from kvasir.ports.router import BrownoutView, RequestSummary, ServedAdapter
 
 MAX_FRAME_BYTES = 64 << 20
@@ -114,6 +115,29 @@ class PageResponse(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
+class ResponseKept(msgspec.Struct, frozen=True, array_like=True):
+    """A response of the Responses API to store."""
+
+    response: StoredResponse
+
+
+class ResponseAsked(msgspec.Struct, frozen=True, array_like=True):
+    """A request to the store of responses, to `find`, `cancel` or `remove` one; its answer has the same
+    `number`."""
+
+    number: int
+    act: Literal["find", "cancel", "remove"]
+    tenant: str
+    name: str
+
+
+class ResponseFound(msgspec.Struct, frozen=True, array_like=True):
+    """The answer: the response, None for none."""
+
+    number: int
+    response: StoredResponse | None
+
+
 class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
     """The state of admission: the reason why clients may not send requests (None: they may), the reason why
     no request could be served immediately, in total and per model, the brown-out of each model, and the
@@ -136,7 +160,8 @@ class EdgeWelcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ToCore(msgspec.Struct, array_like=True):
-    """From an edge. Submitted requests are processed before cancelled ones. `named` maps calls, by the
+    """From an edge. Submitted requests are processed before cancelled ones, and `kept` responses before
+    requests for `responses`. `named` maps calls, by the
     client's id, to their requests. `started` is the address where it listens, sent once; `failed` is the
     reason why it cannot. `figures` are its metrics, with the number of the scrape, and `beat` echoes the
     core's heartbeat."""
@@ -147,6 +172,8 @@ class ToCore(msgspec.Struct, array_like=True):
     takes: list[LimitRequest] = []
     settled: list[LimitSettled] = []
     asks: list[PageRequest] = []
+    kept: list[ResponseKept] = []
+    responses: list[ResponseAsked] = []
     figures: list[tuple[int, bytes]] = []
     started: tuple[str, int] | None = None
     failed: ErrorNote | None = None
@@ -156,13 +183,16 @@ class ToCore(msgspec.Struct, array_like=True):
 class ToEdge(msgspec.Struct, array_like=True):
     """From the core. All deltas of an iteration precede all ends, which does not change the order within a
     request, and precede all `fast_path` items, each of which is a SessionResponse of deltas that directly
-    continue their streams. Numbers in `scrapes` request the edge's metrics."""
+    continue their streams. `stopped` are ids of background responses that were cancelled. Numbers in
+    `scrapes` request the edge's metrics."""
 
     deltas: list[LinkDelta] = []
     fast_path: list[bytes] = []
     ends: list[Ended] = []
     leaves: list[LimitResponse] = []
     shown: list[PageResponse] = []
+    found: list[ResponseFound] = []
+    stopped: list[str] = []
     scrapes: list[int] = []
     core_status: CoreStatus | None = None
     welcome: EdgeWelcome | None = None

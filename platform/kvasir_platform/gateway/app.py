@@ -12,6 +12,7 @@ from functools import partial
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import RequestError
 from kvasir.ports.clock import Clock, Rng
+from kvasir.ports.responses import ResponseStore
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
@@ -33,11 +34,13 @@ from kvasir_platform.gateway.operator.operators import operators_here, remote_op
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
 from kvasir_platform.gateway.operator.requests_page import REQUESTS
+from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
 from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
 from kvasir_platform.gateway.serving.generate_api import GenerateApi, stopping
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
+from kvasir_platform.gateway.serving.responses_api import CANCEL, INPUT_ITEMS, RESPONSES, ResponsesApi
 from kvasir_platform.gateway.serving.tokenize_api import TextApi
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.callers import Callers
@@ -48,6 +51,12 @@ _Admit = Callable[[Mapping[bytes, bytes]], _Handler]
 """From a request's headers to what handles it, or RequestError where it is not for whoever sent it."""
 _Route = tuple[str, _Admit]
 """The method that a path takes, and whom."""
+_ALLOWED: Mapping[str, str] = {
+    "GET": "GET, HEAD, OPTIONS",
+    "POST": "POST, OPTIONS",
+    "GET or DELETE": "GET, HEAD, DELETE, OPTIONS",
+}
+"""The methods of a route as the Allow header lists them."""
 
 
 class Gateway:
@@ -84,8 +93,10 @@ class Gateway:
         self._cors = Cors(spec.cors, open_to_all=not spec.asks_for_keys)
         if isinstance(router, RemoteCore):
             requests, self._operate = router.router, remote_operators(router)
+            stored: ResponseStore = router.responses
         else:
             requests = router
+            stored = MemoryResponses(spec.responses, clock.now)
             self._operate = operators_here(
                 deployment,
                 models,
@@ -111,6 +122,7 @@ class Gateway:
             self._suffix,
         )
         self._api = GenerateApi(context)
+        self._responses = ResponsesApi(context, self._api, stored)
         self._embeddings = EmbeddingApi(context)
         self._texts = TextApi(context)
         metrics.track_in_flight(self._in_flight)
@@ -181,6 +193,7 @@ class Gateway:
         return {
             "/v1/chat/completions": ("POST", self._charged(api.chat)),
             "/v1/completions": ("POST", self._charged(api.completion)),
+            RESPONSES: ("POST", self._charged(self._responses.create)),
             "/v1/embeddings": ("POST", self._charged(self._embeddings.embed)),
             "/tokenize": ("POST", self._charged(texts.tokenize, 0)),
             "/detokenize": ("POST", self._charged(texts.detokenize, 0)),
@@ -202,8 +215,12 @@ class Gateway:
             OPENAPI: ("GET", _everyones(openapi_page)),
         }
 
-    def _item_route(self, path: str) -> _Route | None:
-        """Return the route of a path that ends with a name, or None."""
+    def _route(self, path: str) -> _Route | None:
+        """Return the route of a path, or None."""
+        if (found := self._routes.get(path)) is not None:
+            return found
+        if path.startswith(RESPONSES + "/"):
+            return self._response_route(path)
         for beginning, route in self._item_routes.items():
             if path.startswith(beginning):
                 return route
@@ -212,6 +229,15 @@ class Gateway:
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
             return "POST", self._operators(self._operate.undrain)
         return None
+
+    def _response_route(self, path: str) -> _Route:
+        """Return the route of a path about one response."""
+        responses = self._responses
+        if path.endswith(CANCEL):
+            return "POST", self._callers_own(responses.cancel)
+        if path.endswith(INPUT_ITEMS):
+            return "GET", self._callers_own(responses.input_items)
+        return "GET or DELETE", self._callers_own(responses.show)
 
     def _callers_own(self, handler: Callable[[Caller, Exchange], None]) -> _Admit:
         """Return a route for tenants, with the caller as argument."""
@@ -252,14 +278,14 @@ class Gateway:
         """Return the handler of a request, by its head only. Raise RequestError."""
         if request.method == "OPTIONS":
             return self._options
-        route = self._routes.get(request.path) or self._item_route(request.path)
+        route = self._route(request.path)
         if route is None:
             raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
         method, admit = route
         self._cors.check(request.headers)
         handler = admit(request.headers)
-        if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            raise MethodNotAllowed(request.path, _allowed(method))
+        if request.method not in _ALLOWED[method].split(", "):
+            raise MethodNotAllowed(request.path, _ALLOWED[method])
         if method == "POST":
             _check_media_type(request.headers)
         return handler
@@ -267,11 +293,11 @@ class Gateway:
     def _options(self, exchange: Exchange) -> None:
         """OPTIONS: CORS preflight requests, and the allowed methods. Needs no key."""
         request = exchange.request
-        route = self._routes.get(request.path) or self._item_route(request.path)
+        route = self._route(request.path)
         if route is None and request.path != "*":
             raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
         preflight = self._cors.preflight(request.headers) if self._cors.enabled else None
-        allowed = METHODS if route is None else _allowed(route[0])
+        allowed = METHODS if route is None else _ALLOWED[route[0]]
         exchange.no_content(b"allow: %b\r\n" % allowed.encode() if preflight is None else preflight)
 
     def _in_flight(self) -> int:
@@ -288,11 +314,6 @@ class Gateway:
 def _everyones(handler: _Handler) -> _Admit:
     """Return a route that needs no key."""
     return lambda _: handler
-
-
-def _allowed(method: str) -> str:
-    """Return the methods of a route for the Allow header."""
-    return "GET, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
 
 
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:

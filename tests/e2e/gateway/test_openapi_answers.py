@@ -121,6 +121,25 @@ async def test_every_good_answer_is_as_documented(start: Callable[..., Any]) -> 
             check(document, name, json.loads(event))
 
 
+async def test_every_response_and_its_events_are_as_documented(start: Callable[..., Any]) -> None:
+    edge = await start(capabilities=ModelCapabilities(tools=True, reasoning=True))
+    edge.router.script = speak
+    document = json.loads((await edge.get("/openapi.json")).body)
+    tools = [{"type": "function", "name": "f"}]
+    asked = {"model": "kvasir-tiny", "input": "hi", "top_logprobs": 2, "tools": tools}
+    whole = json.loads((await edge.post("/v1/responses", json.dumps(asked).encode())).body)
+    assert {item["type"] for item in whole["output"]} == {"message", "reasoning", "function_call"}
+    stored = f"/v1/responses/{whole['id']}"
+    check(document, "ResponseObject", whole)
+    check(document, "ResponseObject", json.loads((await edge.get(stored)).body))
+    check(document, "InputItemsPage", json.loads((await edge.get(f"{stored}/input_items")).body))
+    deleted = await edge.raw(f"DELETE {stored} HTTP/1.1\r\nHost: t\r\n\r\n".encode())
+    check(document, "ResponseDeleted", json.loads(deleted.body))
+    streamed = await edge.post("/v1/responses", json.dumps({**asked, "stream": True}).encode())
+    for block in streamed.body.decode().split("\n\n")[:-1]:
+        check(document, "ResponseEvent", json.loads(block.partition("\ndata: ")[2]))
+
+
 async def test_every_page_is_as_documented(edge: Any) -> None:
     document = json.loads((await edge.get("/openapi.json")).body)
     for path, name in (

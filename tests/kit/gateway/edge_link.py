@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from kvasir.clock import MonotonicClock
+from kvasir.config.spec.edge import ResponsesSpec
 from kvasir.ports.limits import RateLimits
 from kvasir.ports.router import RequestPort
 from kvasir_platform.edge.core_endpoint import MAX_WAITING_BYTES, CoreEndpoint, CoreParts
@@ -18,6 +19,7 @@ from kvasir_platform.edge.core_status import core_status_of
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, ToEdge
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 
@@ -78,6 +80,7 @@ def core_parts(
     return CoreParts(
         router=router,
         limits=MemoryLimits(clock.now) if limits is None else limits,
+        responses=MemoryResponses(ResponsesSpec(), clock.now),
         names=RequestNames(16),
         pages=CorePages(
             figures,

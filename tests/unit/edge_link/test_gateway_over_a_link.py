@@ -21,6 +21,7 @@ from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, M
 from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import FinishReason, Request, Role
+from kvasir.ports.responses import StoredResponse
 from kvasir.ports.router import RequestPort, ServedAdapter, StreamSink
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.start import make_gateway, make_metrics
@@ -79,7 +80,7 @@ async def front(
 def _elsewhere(both: Linked) -> RemoteCore:
     link = both.link
     port: RequestPort = link.router
-    return RemoteCore(port, link.limits, link.names, SECRET, link.pages.show)
+    return RemoteCore(port, link.limits, link.responses, link.names, SECRET, link.pages.show)
 
 
 async def test_salts_are_made_from_the_cores_secret_so_that_all_edges_have_the_same(tmp_path: Path) -> None:
@@ -110,6 +111,42 @@ async def test_an_adapter_is_a_model_at_the_edge_as_soon_as_the_edge_answers_tha
         router.adapters.loaded.clear()
         await made.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
         assert (await made.client.get("/v1/models/sql")).status_code == 404
+
+
+async def test_responses_are_found_continued_forgotten_and_cancelled_through_the_core() -> None:
+    router = ScriptedRouter(MonotonicClock(), end_at_once)
+    async with front(router, far=True) as made:
+        body: dict[str, Any] = {"model": "kvasir-tiny", "input": "Hi", "max_output_tokens": 4}
+        first = (await made.client.post("/v1/responses", json=body)).json()
+        path = f"/v1/responses/{first['id']}"
+        assert (await made.client.get(path)).json() == first
+        more = {**body, "previous_response_id": first["id"]}
+        assert (await made.client.post("/v1/responses", json=more)).status_code == 200
+        assert len(router.streams[1].request.tokens) > len(router.streams[0].request.tokens)
+        assert (await made.client.delete(path)).json()["deleted"] is True
+        assert (await made.client.get(path)).status_code == 404
+        router.script = None
+        running = await made.client.post("/v1/responses", json={**body, "background": True})
+        path = f"/v1/responses/{running.json()['id']}"
+        await router.submitted(3)
+        assert (await made.client.get(path)).json()["status"] == "queued"
+        cancelled = await made.client.post(f"{path}/cancel", json={})
+        assert cancelled.json()["status"] == "cancelled"
+        assert await router.cancels() == [router.streams[2].request.request_id]
+
+
+async def test_what_an_edge_ran_in_the_background_is_lost_with_it() -> None:
+    core = core_parts(ScriptedRouter(MonotonicClock()))
+    found: list[StoredResponse | None] = []
+    async with linked(core) as both:
+        both.link.responses.put(StoredResponse("t", "a", b"{}", b"", "running"), lambda: None)
+        both.link.responses.find("t", "a", found.append)
+        while not found:
+            await asyncio.sleep(0)
+    while not both.heard.lost:
+        await asyncio.sleep(0)
+    core.responses.find("t", "a", found.append)
+    assert [each.status for each in found if each is not None] == ["running", "lost"]
 
 
 EMBEDDING: dict[str, Any] = {

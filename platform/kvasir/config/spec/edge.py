@@ -72,6 +72,23 @@ class CorsSpec(Spec):
         return self
 
 
+class ResponsesSpec(Spec):
+    """The Responses API: what the router keeps of responses, in its memory. Several routers do not share
+    it."""
+
+    max_responses: int = Field(default=4096, ge=0, le=1_000_000)
+    """Maximum number of stored responses. 0: none is stored, so that `previous_response_id` and `background`
+    are refused."""
+    max_bytes: int = Field(default=64 << 20, ge=1 << 10, le=64 << 30)
+    """Maximum bytes of stored responses, with the conversations that led to them. Beyond it, the least
+    recently used response of the tenant that has the most bytes is dropped."""
+    ttl_s: float = Field(default=3600.0, gt=0, le=30 * 86_400)
+    """How long a response is stored."""
+    max_background: int = Field(default=16, ge=0, le=100_000)
+    """Maximum running background responses of a tenant, in each process that serves HTTP. 0: `background` is
+    refused."""
+
+
 class GatewaySpec(Spec):
     """The HTTP gateway."""
 
@@ -95,6 +112,7 @@ class GatewaySpec(Spec):
     on connections and bodies apply to each process."""
     tls: EdgeTlsSpec = EdgeTlsSpec()
     cors: CorsSpec = CorsSpec()
+    responses: ResponsesSpec = ResponsesSpec()
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_bodies_bytes: int = Field(default=512 << 20, ge=1024)
     """Maximum bytes of bodies that are received or queued, over all connections."""

@@ -273,6 +273,7 @@ class HttpConnection(ConnectionOutput):
             body=body,
             keep_alive=self._parser.should_keep_alive() and self._full is None,
             chunked=self._http11,
+            query=self._url.partition(b"?")[2],
         )
 
     def _check_head(self) -> None:

@@ -39,6 +39,8 @@ class HttpRequest:
     keep_alive: bool
     chunked: bool
     """Whether the peer understands chunked answers (HTTP/1.1)."""
+    query: bytes = b""
+    """What follows the path's `?`, as sent."""
 
 
 def _chunk(frame: bytes) -> bytes:

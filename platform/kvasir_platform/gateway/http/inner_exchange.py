@@ -18,7 +18,7 @@ class InnerExchange(Exchange):
 
     def __init__(self, method: str, path: str, body: bytes, then: Rendered) -> None:
         request = HttpRequest(method, path, {}, body, keep_alive=True, chunked=True)
-        super().__init__(request, "", 0.0, _Nowhere())
+        super().__init__(request, "", 0.0, NoClient())
         self._then = then
 
     def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
@@ -28,7 +28,7 @@ class InnerExchange(Exchange):
             self._then(status, body, content_type, headers)
 
 
-class _Nowhere:
+class NoClient:
     """An ExchangeWire without a client."""
 
     lagging = False

@@ -14,7 +14,7 @@ from kvasir_platform.gateway.http.errors import MethodNotAllowed
 
 HEALTH_LIVE, HEALTH_READY = "/health/live", "/health/ready"
 """The probes, which are answered while other connections are refused."""
-METHODS = "GET, HEAD, POST, OPTIONS"
+METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 """All that any target takes, as the Allow header lists them."""
 
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]{1,255}")

@@ -30,8 +30,10 @@ class EventStream:
         self._lags = False
         self._held: list[str] = []
         self._held_chars = 0
-        self._around = (b"", b"")
-        """The bytes before and after the held text."""
+        self._held_part: tuple[object, ...] = ()
+        """Tells of which part of the answer the held text is."""
+        self._release: Callable[[str], None] = _nothing
+        """Sends the held text."""
 
     @property
     def begun(self) -> bool:
@@ -42,7 +44,7 @@ class EventStream:
         """Send whole events, not empty, after the text that is held."""
         exchange = self._exchange
         if exchange.streaming:
-            self._let_go()
+            self.let_go()
             exchange.frame(frames)
             return
         exchange.on_lagging = self._lagging
@@ -54,13 +56,15 @@ class EventStream:
         if not self._lags:
             self._exchange.piece(before, text, after)
             return
-        if self._around != (before, after):
-            self._let_go()
-            self._around = (before, after)
-        self._held.append(text)
-        self._held_chars += len(text) + _PIECE_CHARS
-        if self._held_chars > _MAX_HELD_CHARS:
-            self._let_go()
+        self._hold((before, after), text, lambda held: self._exchange.piece(before, held, after))
+
+    def joined(self, part: tuple[str, ...], text: str, frame: Callable[[str], bytes]) -> None:
+        """Send the event that `frame` makes of a text. While the client lags, it is called once for all
+        consecutive texts of one `part`. The stream has begun."""
+        if self._lags:
+            self._hold(part, text, lambda held: self._exchange.frame(frame(held)))
+        else:
+            self._exchange.frame(frame(text))
 
     def lane(self, before: bytes, after: bytes, gaps: StreamGaps) -> Lane | None:
         """Return a fast path for such events; None while the client lags. See Answer.lane."""
@@ -73,7 +77,7 @@ class EventStream:
             exchange.begin(b"", timing)
             exchange.end(frames)
             return
-        self._let_go()
+        self.let_go()
         if timing and not self._trailers and wants_comment(exchange.request):
             frames = b": %b\n\n%b" % (timing.strip(), frames)
         exchange.end(frames, trailers=timing if self._trailers else b"")
@@ -84,16 +88,30 @@ class EventStream:
         if not exchange.streaming:
             exchange.fail(error)
             return
-        self._let_go()
+        self.let_go()
         exchange.end(frames + exchange.errors.event(error, exchange.request_id), close=True)
 
-    def _let_go(self) -> None:
+    def cut(self, frames: bytes) -> None:
+        """Send `frames` as the last ones of a stream that has begun and failed."""
+        self.let_go()
+        self._exchange.end(frames, close=True)
+
+    def let_go(self) -> None:
         """Send the held text."""
         if self._held:
             held, self._held = self._held, []
             self._held_chars = 0
-            before, after = self._around
-            self._exchange.piece(before, "".join(held), after)
+            self._release("".join(held))
+
+    def _hold(self, part: tuple[object, ...], text: str, release: Callable[[str], None]) -> None:
+        if self._held_part != part:
+            self.let_go()
+            self._held_part = part
+        self._release = release
+        self._held.append(text)
+        self._held_chars += len(text) + _PIECE_CHARS
+        if self._held_chars > _MAX_HELD_CHARS:
+            self.let_go()
 
     def _lagging(self) -> None:
         self._lags = True
@@ -101,4 +119,8 @@ class EventStream:
     def _caught_up(self) -> None:
         self._lags = False
         # A write may report that the client lags again; the rest is then queued at the connection.
-        self._let_go()
+        self.let_go()
+
+
+def _nothing(_: str) -> None:
+    """There is no held text."""

@@ -24,6 +24,14 @@ from kvasir_platform.gateway.openai.schema.sampling import StreamOptions
 from kvasir_platform.gateway.openai.schema.structured import StructuredOutputs
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody, EmbeddingBody, TokenizeBody
 from kvasir_platform.gateway.openapi.operations import OPERATIONS, Operation
+from kvasir_platform.gateway.responses.body import (
+    InputItem,
+    InputPart,
+    ReasoningOptions,
+    ResponsesBody,
+    ResponseTool,
+    TextOptions,
+)
 
 Json = dict[str, Any]
 
@@ -83,6 +91,23 @@ def _bytes() -> bytes:
     return msgspec.json.encode(openapi_document())
 
 
+_REFUSING = (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    TokenizeBody,
+    StreamOptions,
+    StructuredOutputs,
+    ResponsesBody,
+    InputPart,
+    InputItem,
+    ResponseTool,
+    TextOptions,
+    ReasoningOptions,
+)
+"""Bodies, and parts of them, that declare fields which are refused by name."""
+
+
 def _operation(operation: Operation) -> Json:
     shown: Json = {
         "operationId": operation.name,
@@ -93,6 +118,10 @@ def _operation(operation: Operation) -> Json:
     for part in operation.path.split("/"):
         if part.startswith("{"):
             shown["parameters"].append({"name": part[1:-1], "in": "path", "required": True, "schema": _TEXT})
+    for name, schema, description in operation.query:
+        shown["parameters"].append(
+            {"name": name, "in": "query", "description": description, "schema": schema}
+        )
     if not operation.key:
         shown["security"] = []
     if operation.body is not None:
@@ -122,8 +151,7 @@ def _good(operation: Operation) -> Json:
         content["text/event-stream"] = {
             "schema": {
                 "type": "string",
-                "description": "Each event is `data: ` and one JSON object; the last is `data: [DONE]`. "
-                "After an error in mid-stream the last is the error's object, and there is no [DONE].",
+                "description": operation.events,
             },
             "x-event": {
                 "oneOf": [
@@ -147,7 +175,7 @@ def _schemas() -> Json:
         if isinstance(kind, type)
     ]
     _, found = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + "{name}")
-    for kind in (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, StreamOptions, StructuredOutputs):
+    for kind in _REFUSING:
         schema = found[kind.__name__]
         schema["x-not-served"] = sorted(not_served(kind))
     for schema in found.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -16,13 +17,29 @@ from kvasir_platform.gateway.openai.schema.texts import (
     EmbeddingBody,
     TokenizeBody,
 )
+from kvasir_platform.gateway.responses.body import ResponsesBody
+from kvasir_platform.gateway.responses.objects import (
+    InputItemsPage,
+    ResponseDeleted,
+    ResponseEvent,
+    ResponseObject,
+)
 
 OPENAPI = "/openapi.json"
+_EVENTS = (
+    "Each event is `data: ` and one JSON object; the last is `data: [DONE]`. "
+    "After an error in mid-stream the last is the error's object, and there is no [DONE]."
+)
+_RESPONSE_EVENTS = (
+    "Each event is `event: ` and its type, then `data: ` and one JSON object. The last is "
+    "`response.completed`, `response.incomplete` or, after an error in mid-stream, `response.failed`."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path and method. `chunk` is the body of each stream event; `tags` has its group."""
+    """One path and method. `chunk` is the body of each stream event, and `events` describes the stream;
+    `tags` has its group, and `query` the name, schema and description of each parameter of the query."""
 
     path: str
     method: str
@@ -35,6 +52,8 @@ class Operation:
     key: bool = True
     tag: str = "API"
     body_required: bool = True
+    events: str = _EVENTS
+    query: tuple[tuple[str, dict[str, Any], str], ...] = ()
 
 
 OPERATIONS = (
@@ -55,6 +74,41 @@ OPERATIONS = (
         answers.CompletionResponse,
         CompletionBody,
         answers.CompletionResponse,
+    ),
+    Operation(
+        "/v1/responses",
+        "post",
+        "createResponse",
+        "Create a response.",
+        ResponseObject,
+        ResponsesBody,
+        ResponseEvent,
+        events=_RESPONSE_EVENTS,
+    ),
+    Operation(
+        "/v1/responses/{response_id}", "get", "retrieveResponse", "Show a stored response.", ResponseObject
+    ),
+    Operation(
+        "/v1/responses/{response_id}", "delete", "deleteResponse", "Forget a response.", ResponseDeleted
+    ),
+    Operation(
+        "/v1/responses/{response_id}/cancel",
+        "post",
+        "cancelResponse",
+        "Cancel a background response.",
+        ResponseObject,
+    ),
+    Operation(
+        "/v1/responses/{response_id}/input_items",
+        "get",
+        "listInputItems",
+        "List the items that a response was made from.",
+        InputItemsPage,
+        query=(
+            ("after", {"type": "string"}, "Id of the last item of the page before."),
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items of a page, 20 by default."),
+            ("order", {"enum": ["asc", "desc"]}, "`desc` by default: the newest first."),
+        ),
     ),
     Operation(
         "/v1/embeddings",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvasir.ports.limits import RateLimits
+from kvasir.ports.responses import ResponseStore
 from kvasir.ports.router import RequestPort
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.serving.request_names import RequestNames
@@ -13,12 +14,13 @@ from kvasir_platform.gateway.serving.request_names import RequestNames
 
 @dataclass(frozen=True, slots=True)
 class RemoteCore:
-    """Services of the core, shared by all gateways: requests, rate limits, and the record of calls. Cache
-    salts are derived from `cache_secret`; `show` serves the operator pages of the whole deployment, or raises
-    KvasirError."""
+    """Services of the core, shared by all gateways: requests, rate limits, stored responses, the record of
+    calls. Cache salts are derived from `cache_secret`; `show` serves the operator pages of the whole
+    deployment, or raises KvasirError."""
 
     router: RequestPort
     limits: RateLimits
+    responses: ResponseStore
     names: RequestNames
     cache_secret: bytes
     show: Callable[[Exchange], None]

@@ -21,9 +21,10 @@ from kvasir_platform.gateway.openai.schema.texts import (
     TokenizeBody,
 )
 from kvasir_platform.gateway.openapi.document import document_text, openapi_document
+from kvasir_platform.gateway.responses.body import ResponsesBody
 
 ROOT = Path(__file__).parents[4]
-BODIES = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody)
+BODIES = (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody, ResponsesBody)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -19,8 +20,7 @@ from kvasir.core.errors import RequestError
 from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, ContentPart, Message
 from kvasir_platform.gateway.openai.schema.limits import bad, missing, unsupported
-from kvasir_platform.gateway.openai.schema.sampling import SamplingFields, StreamOptions
-from kvasir_platform.gateway.openai.schema.structured import StructuredOutputs
+from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
 from kvasir_platform.gateway.openai.schema.texts import (
     CompletionBody,
     DetokenizeBody,
@@ -33,12 +33,14 @@ _PARTS: dict[str, str] = {"text": "text", "input_text": "text", "output_text": "
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
 #: Default values of unsupported fields, other than empty ones; they are accepted.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
+    "context": ("auto",),
     "detokenize": (True,),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "length_penalty": (1.0,),
     "mm_payload": ("tensors", "none"),
     "modalities": (["text"],),
+    "mode": ("standard",),
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
 }
@@ -61,6 +63,12 @@ def _values(names: tuple[str, ...]) -> Callable[[Struct], tuple[Any, ...]]:
     return read if len(names) > 1 else lambda struct: (read(struct),)
 
 
+@cache
+def _refused(kind: type[Struct]) -> tuple[tuple[str, ...], Callable[[Struct], tuple[Any, ...]]]:
+    names = not_served(kind)
+    return names, _values(names)
+
+
 _CHAT = msgspec.json.Decoder(ChatBody)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _EMBEDDING = msgspec.json.Decoder(EmbeddingBody)
@@ -68,20 +76,6 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeBody)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 _LOAD_ADAPTER = msgspec.json.Decoder(LoadAdapterBody)
 _UNLOAD_ADAPTER = msgspec.json.Decoder(UnloadAdapterBody)
-_REFUSED: dict[type[Struct], tuple[str, ...]] = {
-    kind: not_served(kind)
-    for kind in (
-        ChatBody,
-        CompletionBody,
-        EmbeddingBody,
-        TokenizeBody,
-        LoadAdapterBody,
-        UnloadAdapterBody,
-        StreamOptions,
-        StructuredOutputs,
-    )
-}
-_REFUSED_VALUES = {kind: _values(names) for kind, names in _REFUSED.items()}
 _ASSISTANTS = ("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal")
 _ASSISTANTS_VALUES = _values(_ASSISTANTS)
 _MODALITIES_VALUES = _values(_MODALITIES)
@@ -89,8 +83,8 @@ _MODALITIES_VALUES = _values(_MODALITIES)
 
 def decode_chat(body: bytes) -> ChatBody:
     """Decode and check a chat request. Raise RequestError with `param` and a code."""
-    chat = _decode(_CHAT, body)
-    _refuse_not_served(chat)
+    chat = decode_body(_CHAT, body)
+    refuse_not_served(chat)
     _check_options(chat)
     for i, message in enumerate(chat.messages):
         _check_message(message, i)
@@ -101,23 +95,23 @@ def decode_chat(body: bytes) -> ChatBody:
 
 def decode_completion(body: bytes) -> CompletionBody:
     """Decode and check a completion request. Raise RequestError with `param` and a code."""
-    completion = _decode(_COMPLETION, body)
-    _refuse_not_served(completion)
+    completion = decode_body(_COMPLETION, body)
+    refuse_not_served(completion)
     _check_options(completion)
     return completion
 
 
 def decode_embedding(body: bytes) -> EmbeddingBody:
     """Decode and check an embeddings request. Raise RequestError with `param` and a code."""
-    embedding = _decode(_EMBEDDING, body)
-    _refuse_not_served(embedding)
+    embedding = decode_body(_EMBEDDING, body)
+    refuse_not_served(embedding)
     return embedding
 
 
 def decode_tokenize(body: bytes) -> TokenizeBody:
     """Decode and check a tokenize request. Raise RequestError with `param` and a code."""
-    tokenize = _decode(_TOKENIZE, body)
-    _refuse_not_served(tokenize)
+    tokenize = decode_body(_TOKENIZE, body)
+    refuse_not_served(tokenize)
     if tokenize.prompt is None and tokenize.messages is None:
         raise missing("prompt")
     if tokenize.prompt is not None and tokenize.messages is not None:
@@ -129,24 +123,25 @@ def decode_tokenize(body: bytes) -> TokenizeBody:
 
 def decode_detokenize(body: bytes) -> DetokenizeBody:
     """Decode a detokenize request. Raise RequestError with `param` and a code."""
-    return _decode(_DETOKENIZE, body)
+    return decode_body(_DETOKENIZE, body)
 
 
 def decode_load_adapter(body: bytes) -> LoadAdapterBody:
     """Decode a request to load an adapter. Raise RequestError with `param` and a code."""
-    load = _decode(_LOAD_ADAPTER, body)
-    _refuse_not_served(load)
+    load = decode_body(_LOAD_ADAPTER, body)
+    refuse_not_served(load)
     return load
 
 
 def decode_unload_adapter(body: bytes) -> UnloadAdapterBody:
     """Decode a request to unload an adapter. Raise RequestError with `param` and a code."""
-    unload = _decode(_UNLOAD_ADAPTER, body)
-    _refuse_not_served(unload)
+    unload = decode_body(_UNLOAD_ADAPTER, body)
+    refuse_not_served(unload)
     return unload
 
 
-def _decode(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
+def decode_body(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
+    """Decode a body. Raise RequestError with `param` and a code."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -172,11 +167,14 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _refuse_not_served(body: Struct, at: str = "") -> None:
-    values = _REFUSED_VALUES[type(body)](body)
+def refuse_not_served(body: Struct, at: str = "") -> None:
+    """Raise RequestError if `body`, which has fields that are declared only to be refused, sets one of them.
+    `at` is its path in the request's body."""
+    names, read = _refused(type(body))
+    values = read(body)
     if values.count(None) == len(values):
         return
-    for name, value in zip(_REFUSED[type(body)], values, strict=True):
+    for name, value in zip(names, values, strict=True):
         if value is None or value in _EMPTY or value in _HARMLESS.get(name, ()):
             continue
         if name in ("modalities", "audio"):
@@ -186,11 +184,11 @@ def _refuse_not_served(body: Struct, at: str = "") -> None:
 
 def _check_options(body: SamplingFields) -> None:
     if body.stream_options is not None:
-        _refuse_not_served(body.stream_options, "stream_options")
+        refuse_not_served(body.stream_options, "stream_options")
         if not body.stream:
             raise bad("stream_options needs stream: true.", "stream_options")
     if body.structured_outputs is not None:
-        _refuse_not_served(body.structured_outputs, "structured_outputs")
+        refuse_not_served(body.structured_outputs, "structured_outputs")
     if body.stream and body.prompt_logprobs is not None:
         raise bad("prompt_logprobs cannot be streamed: omit stream.", "prompt_logprobs")
 

@@ -1,0 +1,213 @@
+"""The body of a call to the Responses API.
+
+Items and tools of all types share one struct each: their type may be missing, and one that is not served is
+refused by its name rather than by its first unknown field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from kvasir_platform.gateway.openai.schema.limits import (
+    MAX_CALLS,
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_PARTS,
+    MAX_STOP,
+    MAX_TOOLS,
+    Alternatives,
+    Count,
+    FunctionName,
+    Hint,
+    JsonObject,
+    Long,
+    ModelName,
+    NotServed,
+    Penalty,
+    StopString,
+    Unit,
+    Variables,
+    Whole,
+)
+from kvasir_platform.gateway.openai.schema.structured import (
+    JsonObjectFormat,
+    StructuredOutputs,
+    TextFormat,
+)
+
+
+class InputPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """One part of an item: `input_text`, `output_text`, `refusal`, `summary_text` or `reasoning_text`. What
+    an answer adds to a part is accepted, so that output can be sent back as it is."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[JsonObject] | None = None
+    logprobs: list[JsonObject] | None = None
+    #: What OpenAI's client adds to output that it has parsed: ignored.
+    parsed: Any = None
+
+    detail: NotServed = None
+    file_data: NotServed = None
+    file_id: NotServed = None
+    file_url: NotServed = None
+    filename: NotServed = None
+    image_url: NotServed = None
+    input_audio: NotServed = None
+
+
+Parts = Annotated[list[InputPart], Meta(max_length=MAX_PARTS)]
+
+
+class InputItem(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """One item of the input: `message` (also without a type), `function_call`, `function_call_output` or
+    `reasoning`."""
+
+    type: str | None = None
+    id: Hint | None = None
+    status: Hint | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Parts | None = None
+    phase: Hint | None = None
+    call_id: Hint | None = None
+    name: FunctionName | None = None
+    arguments: str | None = None
+    output: str | Parts | None = None
+    summary: Parts | None = None
+    encrypted_content: str | None = None
+    #: As `parsed` of a part.
+    parsed_arguments: Any = None
+
+    namespace: NotServed = None
+
+
+class ResponseTool(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    type: str
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+    allowed_callers: NotServed = None
+    defer_loading: NotServed = None
+    output_schema: NotServed = None
+
+
+class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """`function` with its name, or `allowed_tools` with the functions that may, or must, be called."""
+
+    type: str
+    name: FunctionName | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[JsonObject], Meta(max_length=MAX_TOOLS)] | None = None
+
+
+class SchemaFormat(
+    Struct, kw_only=True, tag_field="type", tag="json_schema", forbid_unknown_fields=True, frozen=True
+):
+    """JSON output that follows a schema. It is always enforced, regardless of `strict`."""
+
+    name: Hint
+    schema: JsonObject
+    description: str | None = None
+    strict: bool | None = None
+
+
+OutputFormat: TypeAlias = TextFormat | JsonObjectFormat | SchemaFormat
+
+
+class TextOptions(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """`text`."""
+
+    format: OutputFormat | None = None
+    verbosity: NotServed = None
+
+
+class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """`reasoning`. There are no summaries: the reasoning itself is returned."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Hint | None = None
+    generate_summary: Hint | None = None
+
+    context: NotServed = None
+    mode: NotServed = None
+
+
+class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """`stream_options`. Events have no obfuscation."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """POST /v1/responses."""
+
+    model: ModelName
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_logprobs: Alternatives | None = None
+    include: Annotated[list[Hint], Meta(max_length=MAX_CALLS)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=MAX_METADATA),
+        ]
+        | None
+    ) = None
+    user: Hint | None = None
+    safety_identifier: Hint | None = None
+    prompt_cache_key: Hint | None = None
+
+    # vLLM's additional fields, with the meaning that they have in chats.
+    top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
+    min_p: Unit | None = None
+    min_tokens: Whole | None = None
+    seed: Long | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: Variables | None = None
+    session_id: Hint | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    priority: Long | None = None
+
+    # Accepted and ignored: they do not affect the response.
+    max_tool_calls: Count | None = None
+    prompt_cache_retention: Hint | None = None
+
+    access_programs: NotServed = None
+    context_management: NotServed = None
+    conversation: NotServed = None
+    image: NotServed = None
+    moderation: NotServed = None
+    prompt: NotServed = None
+    prompt_cache_options: NotServed = None
+    service_tier: NotServed = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether output text has logprobs."""
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())

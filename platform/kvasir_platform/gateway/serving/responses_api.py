@@ -1,0 +1,193 @@
+"""The Responses API: its calls are chats on their way to the router, and what is stored can be read,
+continued and cancelled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from urllib.parse import unquote
+
+import msgspec
+
+from kvasir.config.spec.edge import ResponsesSpec
+from kvasir.core.errors import CapacityError, RequestError
+from kvasir.ports.responses import ResponseStore, StoredResponse
+from kvasir.telemetry.reasons import CLIENT_CLOSED
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
+from kvasir_platform.gateway.responses.answers import BackgroundFormat, ResponsesFormat
+from kvasir_platform.gateway.responses.background import BackgroundRun
+from kvasir_platform.gateway.responses.body import InputItem, ResponsesBody
+from kvasir_platform.gateway.responses.conversation import chat_body, input_items
+from kvasir_platform.gateway.responses.decode import decode_responses
+from kvasir_platform.gateway.responses.errors import RESPONSES_ERRORS
+from kvasir_platform.gateway.responses.stored_items import (
+    conversation_of,
+    items_json,
+    items_page,
+    shown_response,
+)
+from kvasir_platform.gateway.serving.context import GatewayContext
+from kvasir_platform.gateway.serving.generate_api import GenerateApi
+from kvasir_platform.gateway.tenants.caller import Caller
+
+RESPONSES = "/v1/responses"
+CANCEL, INPUT_ITEMS = "/cancel", "/input_items"
+
+_Found = Callable[[StoredResponse | None], None]
+
+
+class ResponsesApi:
+    """POST /v1/responses, and the paths of one response."""
+
+    def __init__(self, context: GatewayContext, generate: GenerateApi, store: ResponseStore) -> None:
+        self._context = context
+        self._generate = generate
+        self._store = store
+        self._spec: ResponsesSpec = context.deployment.gateway.responses
+        self._running: Counter[str] = Counter()
+        """Running background responses by tenant."""
+
+    def create(self, caller: Caller, exchange: Exchange) -> None:
+        """POST /v1/responses."""
+        exchange.errors = RESPONSES_ERRORS
+        asked = decode_responses(exchange.request.body)
+        self._check(caller, asked)
+        caller.check_model(asked.model)
+        earlier = asked.previous_response_id
+        if earlier is None:
+            self._start(caller, exchange, asked, ())
+            return
+
+        def found(stored: StoredResponse | None) -> None:
+            if not exchange.open:
+                self._context.errors.refused(CLIENT_CLOSED)
+                return
+            if stored is None:
+                raise RequestError(
+                    f"Previous response with id {earlier!r} not found: {self._why_not_found()}",
+                    code="previous_response_not_found",
+                    param="previous_response_id",
+                )
+            self._start(caller, exchange, asked, conversation_of(stored))
+
+        self._store.find(caller.tenant, earlier, self._answered(exchange, found))
+
+    def show(self, caller: Caller, exchange: Exchange) -> None:
+        """GET and DELETE /v1/responses/{id}."""
+        name = unquote(exchange.request.path[len(RESPONSES) + 1 :])
+        if exchange.request.method == "DELETE":
+            deleted = msgspec.json.encode({"id": name, "object": "response", "deleted": True})
+            respond = self._responding(exchange, name, lambda _: deleted)
+            self._store.remove(caller.tenant, name, respond)
+            return
+        if b"stream=true" in exchange.request.query.split(b"&"):
+            raise unsupported(
+                "stream", "A stored response is not streamed: poll it until its status is final."
+            )
+        self._store.find(caller.tenant, name, self._responding(exchange, name, shown_response))
+
+    def cancel(self, caller: Caller, exchange: Exchange) -> None:
+        """POST /v1/responses/{id}/cancel."""
+        name = unquote(exchange.request.path[len(RESPONSES) + 1 : -len(CANCEL)])
+
+        def shown(stored: StoredResponse) -> bytes:
+            if not msgspec.json.decode(stored.body)["background"]:
+                raise RequestError("Only a background response can be cancelled.", code="invalid_request")
+            return shown_response(stored)
+
+        self._store.cancel(caller.tenant, name, self._responding(exchange, name, shown))
+
+    def input_items(self, caller: Caller, exchange: Exchange) -> None:
+        """GET /v1/responses/{id}/input_items."""
+        name = unquote(exchange.request.path[len(RESPONSES) + 1 : -len(INPUT_ITEMS)])
+        query = exchange.request.query
+        shown = self._responding(exchange, name, lambda stored: items_page(stored.items, query))
+        self._store.find(caller.tenant, name, shown)
+
+    def _check(self, caller: Caller, asked: ResponsesBody) -> None:
+        """Raise KvasirError for what needs the store where there is none."""
+        stores = bool(self._spec.max_responses)
+        if asked.previous_response_id is not None and not stores:
+            raise unsupported(
+                "previous_response_id",
+                "This server stores no responses (gateway.responses.max_responses: 0); send the whole "
+                "conversation as input.",
+            )
+        if not asked.background:
+            return
+        if not (stores and self._spec.max_background):
+            raise unsupported("background", "This server runs no background responses.")
+        if asked.store is False:
+            raise bad("background: true needs store: true.", "store")
+        if asked.stream:
+            raise unsupported("stream", "A background response is not streamed: poll it by its id.")
+        if self._running[caller.tenant] >= self._spec.max_background:
+            raise CapacityError(
+                f"Your limit is {self._spec.max_background} background responses at the same time.",
+                code="background_limit",
+            )
+
+    def _start(
+        self, caller: Caller, exchange: Exchange, asked: ResponsesBody, earlier: Sequence[InputItem]
+    ) -> None:
+        context = self._context
+        suffix = context.suffix
+        key = suffix() + suffix() + suffix() + suffix()
+        name = f"resp_{key}"
+        default = caller.default_output(context.deployment.gateway.default_max_tokens)
+        chat = chat_body(asked, earlier, default_output=default)
+        items = b""
+        if self._spec.max_responses and asked.store is not False:
+            items = items_json(key, earlier, input_items(asked))
+        if asked.background:
+            run = BackgroundRun(
+                exchange, self._store, self._running, tenant=caller.tenant, name=name, items=items
+            )
+            background = BackgroundFormat(asked, name, run.ended, context.wall, run.begun)
+            try:
+                self._generate.start(caller, run.exchange, chat, background)
+            except BaseException:
+                run.exchange.close()
+                raise
+            return
+
+        def keep(body: bytes) -> None:
+            self._store.put(StoredResponse(caller.tenant, name, body, items))
+
+        answers = ResponsesFormat(asked, name, keep if items else None, context.wall)
+        self._generate.start(caller, exchange, chat, answers)
+
+    def _responding(self, exchange: Exchange, name: str, shown: Callable[[StoredResponse], bytes]) -> _Found:
+        """Return what answers with a response as `shown` makes of it."""
+
+        def found(stored: StoredResponse | None) -> None:
+            if stored is None:
+                raise RequestError(
+                    f"Response with id {name[:64]!r} not found: {self._why_not_found()}",
+                    status=404,
+                    code="response_not_found",
+                )
+            exchange.respond(200, shown(stored))
+
+        return self._answered(exchange, found)
+
+    def _answered(self, exchange: Exchange, found: _Found) -> _Found:
+        """Return `found` with its errors as answers: it may be called in a later turn of the loop."""
+
+        def then(stored: StoredResponse | None) -> None:
+            try:
+                found(stored)
+            # As in ServedCall: whatever a step raises is the call's answer.
+            except Exception as error:  # noqa: BLE001
+                self._context.errors.answer(exchange, error)
+
+        return then
+
+    def _why_not_found(self) -> str:
+        if not self._spec.max_responses:
+            return "this server stores no responses."
+        return (
+            f"the router that made a response keeps it in memory, for at most {self._spec.ttl_s:g} s and "
+            "within its limits, unless store is false."
+        )
