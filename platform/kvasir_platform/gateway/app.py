@@ -204,6 +204,10 @@ class Gateway:
             "/status": ("GET", self._operators(self._operate.status)),
             CONSOLE: ("GET", _everyones(self._console.serve)),
             CONSOLE_FILES + "status": ("GET", self._operators(self._shared("/status", self._operate.status))),
+            CONSOLE_FILES + "requests": (
+                "GET",
+                self._operators(self._shared(REQUESTS, self._operate.requests)),
+            ),
             CONSOLE_FILES + "metrics": (
                 "GET",
                 self._operators(self._shared("/metrics", self._operate.metrics)),

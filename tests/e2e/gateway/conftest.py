@@ -210,12 +210,12 @@ class Product:
     client: openai.AsyncOpenAI
     address: str
 
-    async def ask(self, text: str = STORY, **headers: str) -> str:
+    async def ask(self, text: str = STORY, max_tokens: int = 8, **headers: str) -> str:
         """Send a prompt, the same as ever by default; returns the id that the answer carried."""
         raw = await self.client.chat.completions.with_raw_response.create(
             model="kvasir-tiny",
             messages=[{"role": "user", "content": text}],
-            max_tokens=8,
+            max_tokens=max_tokens,
             extra_headers=headers,
         )
         raw.parse()

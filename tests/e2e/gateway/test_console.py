@@ -3,6 +3,7 @@ Screenshots are kept in build/screenshots."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -33,36 +34,77 @@ async def rows(tab: Tab, label: str) -> list[dict[str, str]]:
 
 
 async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
-    for _ in range(3):
-        await product.ask()
-    await tab.open(f"http://{product.address}/console")
-    await tab.shows("prefix hit rate")
+    console = f"http://{product.address}/console"
+    for i in range(3):
+        await product.ask(**{"x-request-id": f"mine-{i}"})
+    running = asyncio.create_task(product.ask(max_tokens=3500, **{"x-request-id": "long"}))
+
+    await tab.open(console)
+    await tab.shows("All is well")
+    await tab.until("document.querySelector('.figures')?.innerText.includes('3 in 60 s')")
     workers = await rows(tab, "Workers")
     assert {each["pool"] for each in workers} == {"prefill", "decode"}
     assert len(workers) == 4
     assert {each["state"].split()[-1] for each in workers} == {"ready"}
-    hits = [each["hit rate"] for each in workers if each["pool"] == "prefill"]
-    assert "–" in hits
     assert max(int(each["blocks"].split()[0]) for each in workers) > 0
-    await tab.screenshot("console-fleet")
-    await tab.screenshot("console-fleet-dark", dark=True)
+    assert sum(int(each["in flight"]) for each in workers) == 1
+    (queue,) = await rows(tab, "Models and queues")
+    assert (queue["model"], queue["queued"]) == ("kvasir-tiny", "0")
+    await pictured(tab, "fleet")
 
-    await tab.open(f"http://{product.address}/console/#/playground")
+    await tab.open(f"{console}/#/requests")
+    (live,) = await rows(tab, "Running requests")
+    assert live["request"].startswith("long")
+    assert live["phase"].endswith("decoding")
+    ended = await rows(tab, "Requests that ended")
+    assert [each["request"][:6] for each in ended] == ["mine-2", "mine-1", "mine-0"]
+    assert [each["output"] for each in ended] == ["8"] * 3
+    assert int(ended[0]["cached"].split()[0]) > 50
+    assert ended[2]["cached"] == "0 %"
+    await pictured(tab, "requests")
+
+    await tab.click("[aria-label='Requests that ended'] tbody a")
+    await tab.shows("SLO default")
+    places = await rows(tab, "Candidates: prefill")
+    assert len(places) == 2
+    assert places[0]["worker"].startswith("✓ prefill-")
+    assert float(places[0]["total"]) <= float(places[1]["total"])
+    phases = await tab.until("document.querySelector('.waterfall').innerText")
+    assert "prefill" in phases
+    assert "stream" in phases
+    await pictured(tab, "request")
+
+    await tab.open(f"{console}/#/playground")
     await tab.until("document.querySelector('.playground option')")
     await tab.type("textarea[aria-label=Prompt]", "Tell me of Kvasir.\n")
     await tab.until("document.querySelector('.timing')?.innerText.includes('finish')")
     timing = await tab.until("document.querySelector('.timing').innerText")
-    assert "length" in timing
     assert "256" in timing
-    await tab.screenshot("console-playground")
+    assert "length" in timing
+    await pictured(tab, "playground")
 
-    await tab.open(f"http://{product.address}/console/#/tenants")
+    await tab.open(f"{console}/#/scaling")
+    pools = await rows(tab, "Pools")
+    assert [(each["pool"], each["desired"], each["serving"]) for each in pools] == [
+        ("prefill", "2", "2"), ("decode", "2", "2"),
+    ]  # fmt: skip
+    await pictured(tab, "scaling")
+
+    await tab.open(f"{console}/#/tenants")
     (tenant,) = await rows(tab, "Tenants")
-    assert (tenant["tenant"], tenant["requests"]) == ("default", "4")
+    assert (tenant["tenant"], tenant["requests"], tenant["running"]) == ("default", "5", "1")
     assert int(tenant["output tokens"]) == 3 * 8 + 256
-    await tab.screenshot("console-tenants")
+    await pictured(tab, "tenants")
 
+    running.cancel()
+    assert tab.console == []
     assert all(address.startswith(f"http://{product.address}/") for address in tab.asked), tab.asked
+
+
+async def pictured(tab: Tab, view: str) -> None:
+    """Keep pictures of a view in both themes."""
+    await tab.screenshot(f"console-{view}-dark", dark=True)
+    await tab.screenshot(f"console-{view}")
 
 
 async def test_the_page_asks_for_the_key_and_keeps_it_out_of_addresses(

@@ -38,7 +38,7 @@ class RequestPages:
             queued=sum(queue.queued + queue.parked for queue in queues),
             running=[_running(view) for view in running[:MOST_RUNNING]],
             slowest=[_finished(each, now) for each in heapq.nlargest(MOST_ENDED, ended, key=_lasted_s)],
-            latest=[_finished(each, now) for each in heapq.nlargest(MOST_ENDED, ended, key=_finished_s)],
+            latest=[_finished(each, now) for each in sorted(ended, key=_finished_s)[: -MOST_ENDED - 1 : -1]],
         )
         exchange.respond(200, msgspec.json.encode(page))
 

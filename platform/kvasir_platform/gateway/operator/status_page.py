@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,8 @@ def _expires_s(path: Path) -> float:
 
 
 def _worker(view: WorkerView, now: float) -> dict[str, Any]:
+    """Return what the encoder makes an object of: it encodes dataclasses much faster than `asdict` copies
+    them."""
     identity = view.identity
     return {
         "worker_id": view.worker_id,
@@ -157,12 +159,12 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
         "role": None if identity is None else identity.role,
         "assigned": view.assigned,
         "engine": None if identity is None else f"{identity.engine} {identity.engine_version}",
-        "hardware": None if identity is None else asdict(identity.hardware),
-        "locality": None if identity is None else asdict(identity.locality),
+        "hardware": None if identity is None else identity.hardware,
+        "locality": None if identity is None else identity.locality,
         "model_parameters": None if identity is None else identity.model_parameters,
         "model_bytes": None if identity is None else identity.model_bytes,
-        "kv_layout": None if identity is None else asdict(identity.kv),
-        "model_work": None if identity is None or identity.work is None else asdict(identity.work),
+        "kv_layout": None if identity is None else identity.kv,
+        "model_work": None if identity is None else identity.work,
         "max_model_len": None if identity is None else identity.max_model_len,
         "epoch": None if identity is None else identity.epoch,
         "load": view.load,
@@ -175,5 +177,5 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
 def _kv(kv: KvStatus, now: float) -> dict[str, Any]:
     """Return a KvStatus as a dict, with `for_s` in place of `since_s`, whose clock the client does not
     share."""
-    shown = asdict(kv)
+    shown = {field.name: getattr(kv, field.name) for field in fields(kv)}
     return shown | {"for_s": max(0.0, now - shown.pop("since_s"))}

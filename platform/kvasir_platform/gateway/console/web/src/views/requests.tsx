@@ -21,7 +21,7 @@ export function RequestList({ seen }: { seen: Seen<Requests> }) {
   return (
     <>
       <form
-        class="tools"
+        class="tools bare"
         role="search"
         onSubmit={(event) => {
           event.preventDefault();
@@ -42,6 +42,7 @@ export function RequestList({ seen }: { seen: Seen<Requests> }) {
           Explain <input name="id" placeholder="x-request-id of an answer" size={34} />
         </label>
         <button type="submit">Show</button>
+        <Legend />
       </form>
       <Section
         title="Running"
@@ -80,6 +81,14 @@ export function RequestList({ seen }: { seen: Seen<Requests> }) {
         )}
       </Section>
     </>
+  );
+}
+
+function Legend() {
+  return (
+    <span class="legend" aria-hidden="true">
+      <span class="span queue" /> queue <span class="span prefill" /> to the first token <span class="span stream" /> stream
+    </span>
   );
 }
 
