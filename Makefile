@@ -48,10 +48,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # A stamp per lock file: a second call does nothing until the lock or the build changes.
+# pip compiles with one core; packages ship files of other versions of Python, which do not compile.
 $(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $(BIN)/python
 	@echo "==> packages of requirements/$*.lock ($$(grep -c '^[a-z].*==' $<) pinned; the first time takes a minute or more)"
-	@$(PIP) install -qq --progress-bar off --no-deps --require-hashes -r $< -r requirements/build.lock || { echo "error: pip could not install requirements/$*.lock (above: why). If it found no torch==…+cpu, name PyTorch's wheel index for the CPU in PIP_EXTRA_INDEX_URL and run again" >&2; exit 1; }
+	@$(PIP) install -qq --progress-bar off --no-compile --no-deps --require-hashes -r $< -r requirements/build.lock || { echo "error: pip could not install requirements/$*.lock (above: why). If it found no torch==…+cpu, name PyTorch's wheel index for the CPU in PIP_EXTRA_INDEX_URL and run again" >&2; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the slower Python version of the native extension is used (apt install g++)"
+	@echo "==> bytecode of the packages, on all cores"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@echo "==> kvasir itself, editable"
 	@$(PIP) install -qq --no-deps --no-build-isolation -e .
 	@touch $@
@@ -71,6 +74,9 @@ down: ## stop the platform from another terminal, and clean up after a crash
 
 status: ## show workers, load and processes
 	@if [ -x $(BIN)/kvasir ]; then exec $(BIN)/kvasir status; else echo "nothing is installed, so nothing runs"; fi
+
+# Hundreds of processes import the code: their bytecode is kept, whatever the environment says.
+test test-fast soak: export PYTHONDONTWRITEBYTECODE :=
 
 test: install-dev ## run all tests, including those with real engines (minutes); ARGS="tests/unit/wire" runs some
 ifneq ($(ARGS),)

@@ -6,21 +6,22 @@ on start, and benchmarks refuse to run on it.
 
 from glob import glob
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
 SOURCES = "platform/kvasir/native/src"
 
-setup(
-    ext_modules=[
-        Pybind11Extension(
-            "kvasir.native._native",
-            sorted(glob(f"{SOURCES}/**/*.cpp", recursive=True)),
-            include_dirs=[SOURCES],
-            depends=sorted(glob(f"{SOURCES}/**/*.hpp", recursive=True)),
-            cxx_std=17,
-            extra_compile_args=["-O3", "-fvisibility=hidden"],
-            optional=True,
-        )
-    ]
-)
+with ParallelCompile():
+    setup(
+        ext_modules=[
+            Pybind11Extension(
+                "kvasir.native._native",
+                sorted(glob(f"{SOURCES}/**/*.cpp", recursive=True)),
+                include_dirs=[SOURCES],
+                depends=sorted(glob(f"{SOURCES}/**/*.hpp", recursive=True)),
+                cxx_std=17,
+                extra_compile_args=["-O3", "-fvisibility=hidden"],
+                optional=True,
+            )
+        ]
+    )
