@@ -21,6 +21,7 @@ SHARED = {
     "tests/e2e/test_deployments.py": "default deployment",
     "tests/e2e/test_verify.py": "default deployment",
     "tests/e2e/gateway/test_surface_generation.py": "default deployment",
+    "tests/e2e/gateway/test_structured_limits.py": "default deployment",
     "tests/e2e/gateway/test_loaded_adapters.py": "default deployment",
 }
 """Group of the files that share engines or a deployment; any other file is a group."""

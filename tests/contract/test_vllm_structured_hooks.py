@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jsonschema
 import pytest
 
 from kvasir.config.load.model_files import resolve_model
@@ -102,8 +103,8 @@ def core(runtime: Any) -> Core:
 @pytest.mark.parametrize(
     ("constraint", "spec", "compiler", "output"),
     [
-        (Constraint.JSON_OBJECT, "", "xgrammar", '{"a": [1, {"b": null}]}'),
-        (Constraint.JSON_SCHEMA, PERSON, "xgrammar", '{"name": "Ørsted 😀", "age": 41}'),
+        (Constraint.JSON_OBJECT, "", "xgrammar", '{"a":[1, {"b":null}]}'),
+        (Constraint.JSON_SCHEMA, PERSON, "xgrammar", '{"name":"Ørsted 😀","age":41}'),
         (Constraint.JSON_SCHEMA, SEVENS, "guidance", "84"),
         (Constraint.REGEX, "(yes|no), [0-9]{4}", "xgrammar", "no, 1984"),
         (Constraint.CHOICE, ["rain and snow", "rain and sun"], "xgrammar", "rain and sun"),
@@ -134,8 +135,8 @@ def test_each_rule_has_the_compiler_that_it_was_judged_for(core: Core) -> None:
     for first, second in ((person, sevens), (sevens, person)):
         manager = core.manager()
         made = [core.grammar(manager, core.request(rule, list(PROMPT))) for rule in (first, second, first)]
-        # What a compiler makes is wrapped, to pay for its calls.
-        kinds = [type(each._grammar).__name__ for each in made]
+        # What a compiler makes is wrapped: to complete it, and to pay for its calls.
+        kinds = [type(each._grammar._grammar).__name__ for each in made]
         assert kinds[0] == kinds[2] != kinds[1]
         manager.clear_backend()
 
@@ -175,6 +176,29 @@ def test_a_rule_that_waits_for_reasoning_goes_on_waiting_or_has_begun(core: Core
         manager.accept_tokens(whole, [token])
     assert core.mask(manager, ended) == core.mask(manager, whole)
     manager.clear_backend()
+
+
+def test_an_output_is_complete_at_its_limit(core: Core) -> None:
+    """The model writes the first word that the mask allows, and ends nothing by itself."""
+    endless = {"type": "array", "items": PERSON, "minItems": 1}
+    for constraint, spec in ((Constraint.JSON_SCHEMA, endless), (Constraint.JSON_OBJECT, "")):
+        manager = core.manager()
+        request = core.request(core.judged(constraint, spec), list(PROMPT))
+        core.grammar(manager, request)
+        words = core.encode(" and sea")
+        while request.num_output_tokens < 50:
+            mask = core.mask(manager, request)
+            allowed = [token for token in range(4096) if mask[token >> 5] >> (token & 31) & 1]
+            token = next((word for word in words if word in allowed), allowed[-1])
+            request.append_output_token_ids([token])
+            assert manager.accept_tokens(request, [token])
+            if token == core.tokenizer.eos_token_id:
+                break
+        *text, last = request.output_token_ids
+        assert last == core.tokenizer.eos_token_id
+        assert request.stop_reason == "max_tokens"
+        jsonschema.validate(json.loads(core.tokenizer.decode(text)), spec or {"type": "object"})
+        manager.clear_backend()
 
 
 def test_a_grammar_that_takes_too_long_ends_its_request_with_the_reason(core: Core) -> None:
@@ -317,6 +341,13 @@ def test_vllm_keeps_the_parts_that_are_replaced_or_read(runtime: Any) -> None:
         "self.vllm_config",
     ):
         assert part in manager, f"StructuredOutputManager lost `{part}`; see core_grammars.py"
+    from vllm.v1.core.sched.utils import check_stop
+    from vllm.v1.request import Request
+
+    stops = inspect.getsource(check_stop)
+    for part in ("sampling_params.eos_token_id", "request.num_output_tokens >= request.max_tokens"):
+        assert part in stops, f"check_stop lost `{part}`; see core_grammars.py"
+    assert "self.max_tokens" in inspect.getsource(Request)
     fields = set(inspect.signature(StructuredOutputRequest).parameters)
     assert {"params", "_grammar", "reasoning_ended", "reasoning_parser_kwargs"} <= fields
     assert CORE_GRAMMARS.rpartition(".")[2] == "core_grammars"

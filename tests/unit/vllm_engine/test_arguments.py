@@ -33,6 +33,7 @@ from kvasir_workers.engines.vllm.embedding import embedding_arguments
 from kvasir_workers.engines.vllm.replica import with_draft
 from kvasir_workers.engines.vllm.setup.arguments import (
     CORE_GRAMMARS,
+    CUT_OFF,
     EVENT_BACKLOG,
     EventEndpoints,
     compilers,
@@ -403,15 +404,23 @@ def test_an_engine_publishes_its_kv_events_only_where_it_is_told() -> None:
 
 def test_rules_and_reasoning_reach_the_engine_core() -> None:
     made = arguments(one_pool())["structured_outputs_config"]
-    assert (made["backend"], made["disable_any_whitespace"]) == ("xgrammar", False)
+    assert (made["backend"], made["disable_any_whitespace"]) == ("xgrammar", True)
     assert made["reasoning_parser_plugin"] == CORE_GRAMMARS
     assert "reasoning_parser" not in arguments(one_pool())
-    engine = EngineSpec(reasoning_parser="qwen3", structured_outputs="guidance", compact_json=True)
+    engine = EngineSpec(reasoning_parser="qwen3", structured_outputs="guidance", compact_json=False)
     made = arguments(one_pool(engine))
     assert made["reasoning_parser"] == "qwen3"
     assert made["structured_outputs_config"]["backend"] == "guidance"
-    assert made["structured_outputs_config"]["disable_any_whitespace"] is True
+    assert made["structured_outputs_config"]["disable_any_whitespace"] is False
     assert compilers(EngineSpec()) == ("xgrammar", "guidance")
+
+
+def test_outputs_are_cut_off_only_where_that_is_wanted() -> None:
+    assert "additional_config" not in arguments(one_pool())
+    own = {"additional_config": {"mine": 1}}
+    assert arguments(one_pool(EngineSpec(args=own)))["additional_config"] == {"mine": 1}
+    made = arguments(one_pool(EngineSpec(args=own, complete_outputs=False)))
+    assert made["additional_config"] == {"mine": 1, CUT_OFF: True}
 
 
 def test_a_pool_that_prefills_has_the_parsers_of_the_one_that_answers_and_can_answer_for_it() -> None:

@@ -150,13 +150,17 @@ class EngineSpec(Spec):
     reasoning_parser: str | None = None
     """The engine's parser for the reasoning of this model, such as `qwen3`, or `auto`."""
     tool_strictness: Literal["auto", "function", "parameter"] = "auto"
-    """What the grammar enforces in tool calls. `auto`: the form of forced calls, and the arguments of tools
-    with `strict`. `function`: the form of every call. `parameter`: also the arguments of every tool."""
+    """What the grammar enforces in tool calls. `auto`: forced calls with their arguments, and the arguments
+    of tools with `strict`. `function`: the form of every call. `parameter`: also the arguments of every
+    tool."""
     structured_outputs: Literal["auto", "xgrammar", "guidance"] = "auto"
     """Backend that compiles schemas and grammars. `auto` selects one that supports the request."""
-    compact_json: bool = False
-    """Allow no whitespace between JSON tokens, and at most one character in tool calls. Small models may
-    otherwise generate whitespace without end."""
+    compact_json: bool = True
+    """Allow no whitespace between JSON tokens, and at most one character in tool calls of a model's own
+    format. With `false`, as in vLLM, a model may generate whitespace until `max_tokens`."""
+    complete_outputs: bool = True
+    """Near `max_tokens`, complete a structured output with a short text that its grammar allows. With
+    `false`, as in vLLM, it is cut off."""
     sim: SimSpec = SimSpec()
     args: EngineArgs = Field(default_factory=dict)
     """Further arguments of the engine, by the names of vLLM's AsyncEngineArgs, such as `attention_backend` or

@@ -49,6 +49,9 @@ class Toolbox:
 
 
 _NO_TOOLS = Toolbox()
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_OTHER_TYPES = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const"}
+"""Keywords of a schema by which it may describe an object without `type`."""
 
 
 def toolbox(body: ChatBody, capabilities: ModelCapabilities) -> Toolbox:
@@ -94,17 +97,46 @@ def template_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Templat
 def parsing(
     box: Toolbox, body: ChatBody, template_kwargs: Mapping[str, Any], capabilities: ModelCapabilities
 ) -> OutputParsing | None:
-    """Return how to parse the output; None if its text is the content, so that no parsing is needed."""
+    """Return how to parse the output; None if its text is the content, so that no parsing is needed. Raise
+    RequestError if a call is required of a tool whose parameters are no object."""
     if not box.called and not capabilities.reasoning:
         return None
     return OutputParsing(
-        tools=msgspec.json.encode(box.tools).decode() if box.called else "",
+        tools=msgspec.json.encode(_enforced(box)).decode() if box.called else "",
         tool_choice=box.choice,
         function=box.function,
         parallel_tool_calls=body.parallel_tool_calls is not False and not box.legacy,
         reasoning=body.include_reasoning is not False,
         template_kwargs=msgspec.json.encode(template_kwargs).decode() if template_kwargs else "",
     )
+
+
+def _enforced(box: Toolbox) -> Sequence[TemplateTool]:
+    """Return the tools with what the grammar enforces: in a forced call, the parameters of each that may be
+    called, regardless of `strict`, as with schemas of `response_format`."""
+    if not box.forced:
+        return box.tools
+    enforced = []
+    for i, tool in enumerate(box.tools):
+        function = tool["function"]
+        if box.function in ("", function["name"]):
+            where = f"{box.param}[{i}]{'' if box.legacy else '.function'}.parameters"
+            function = {**function, "parameters": _object(function["parameters"], where), "strict": True}
+        enforced.append({**tool, "function": function})
+    return enforced
+
+
+def _object(parameters: dict[str, Any] | None, where: str) -> dict[str, Any]:
+    """Return the schema of an object; without parameters, of an empty one. Raise RequestError for a schema of
+    anything else."""
+    if not parameters:
+        return _NO_PARAMETERS
+    kind = parameters.get("type")
+    if kind == "object" or (kind is None and not _OTHER_TYPES.isdisjoint(parameters)):
+        return parameters
+    if kind is not None and not (isinstance(kind, list) and "object" in kind):
+        raise bad(f'{where}.type must be "object": arguments of a call are a JSON object.', f"{where}.type")
+    return {**parameters, "type": "object"}
 
 
 def _legacy(body: ChatBody) -> Toolbox:

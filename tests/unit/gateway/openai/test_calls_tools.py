@@ -68,7 +68,8 @@ def test_a_model_that_reasons_is_always_parsed() -> None:
 def test_parsers_get_the_tools_and_the_choice(body: dict[str, Any], choice: str, function: str) -> None:
     made = parsing(tools=[TOOL], **body)
     assert (made.tool_choice, made.function, made.parallel_tool_calls) == (choice, function, True)
-    assert json.loads(made.tools) == [TOOL]
+    forced = {} if choice == "auto" else {"strict": True}
+    assert json.loads(made.tools) == [{**TOOL, "function": {**SEARCH, **forced}}]
 
 
 def test_calls_may_be_wanted_one_at_a_time() -> None:
@@ -104,6 +105,63 @@ def test_calls_that_are_forced_need_no_parser_of_the_models(tool_choice: Any) ->
     assert made == parsing(ALL, tools=[TOOL], tool_choice=tool_choice)
 
 
+def forced(parameters: Any, *, strict: bool | None = None, **body: Any) -> dict[str, Any]:
+    """What the grammar of a required call of one tool gets."""
+    function = {"name": "search", "parameters": parameters, "strict": strict}
+    made = parsing(
+        **{"tools": [{"type": "function", "function": function}], "tool_choice": "required", **body}
+    )
+    (tool,) = json.loads(made.tools)
+    enforced: dict[str, Any] = tool["function"]
+    return enforced
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_arguments_of_a_forced_call_follow_the_parameters(strict: bool | None) -> None:
+    schema = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+    enforced = forced(schema, strict=strict)
+    assert (enforced["parameters"], enforced["strict"]) == (schema, True)
+    chosen = forced(schema, strict=strict, tool_choice="auto")
+    assert (chosen["parameters"], chosen.get("strict")) == (schema, strict)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "enforced"),
+    [
+        (None, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({}, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({"type": "object"}, {"type": "object"}),
+        ({"type": ["object", "null"]}, {"type": "object"}),
+        ({"properties": {"q": {}}}, {"type": "object", "properties": {"q": {}}}),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, {"$ref": "#/$defs/a", "$defs": {"a": {}}}),
+    ],
+)
+def test_arguments_of_a_forced_call_are_an_object(parameters: Any, enforced: Any) -> None:
+    assert forced(parameters)["parameters"] == enforced
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (
+            {"tools": [TOOL, {**TOOL, "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools[1]",
+        ),
+        ({"functions": [{**SEARCH, "parameters": {"type": ["null"]}}]}, "functions[0]"),
+    ],
+)
+def test_parameters_that_are_no_object_cannot_be_forced(body: dict[str, Any], param: str) -> None:
+    choice = {"tool_choice": "required"} if "tools" in body else {"function_call": {"name": "search"}}
+    with pytest.raises(RequestError, match=r'type must be "object"') as caught:
+        parsing(**body, **choice)
+    assert caught.value.code == "invalid_value"
+    assert (caught.value.param or "").startswith(param)
+    assert (caught.value.param or "").endswith("parameters.type")
+    parsing(**body)
+    if "tools" in body:
+        assert parsing(**body, tool_choice=NAMED).function == "search", "the other tool cannot be called"
+
+
 @pytest.mark.parametrize(
     ("function_call", "choice", "function"),
     [(None, "auto", ""), ("auto", "auto", ""), ({"name": "search"}, "function", "search")],
@@ -111,8 +169,9 @@ def test_calls_that_are_forced_need_no_parser_of_the_models(tool_choice: Any) ->
 def test_functions_are_tools_by_their_old_name(function_call: Any, choice: str, function: str) -> None:
     made = call(functions=[SEARCH], function_call=function_call)
     assert made.legacy_functions
+    same = parsing(tools=[TOOL], tool_choice=NAMED if function else "auto")
     assert made.parsing == OutputParsing(
-        tools=parsing(tools=[TOOL]).tools, tool_choice=choice, function=function, parallel_tool_calls=False
+        tools=same.tools, tool_choice=choice, function=function, parallel_tool_calls=False
     )
     assert made.prompts == call(tools=[TOOL]).prompts
     unwanted = call(functions=[SEARCH], function_call="none").parsing

@@ -109,7 +109,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content
 
 
 class ChatChoice(Struct, omit_defaults=True):
-    """One choice of a chat. `stop_reason` is the stop string that ended it, or the id of the stop token."""
+    """One choice of a chat. `stop_reason`: the stop string or id of the stop token, or `max_tokens`."""
 
     index: int
     message: ChatMessage

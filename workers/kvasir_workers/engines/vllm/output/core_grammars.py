@@ -3,8 +3,8 @@
 vLLM compiles every rule with the compiler of the engine's first rule, although its front may have chosen
 another one for a schema that the first does not fully support: such a schema would then be enforced only in
 part, silently. Here each request gets the compiler that its rule was validated for. A grammar accepts
-another worker's output first, so that a constrained stream continues where it stopped. And each has a budget
-of time, so that a request cannot delay the others.
+another worker's output first, so that a constrained stream continues where it stopped. Each has a budget of
+time, so that a request cannot delay the others. And near `max_tokens` its output is completed (closing.py).
 
 vLLM's structured output manager imports this module by name when it is created (`reasoning_parser_plugin` of
 its configuration), in the process of the engine core. These of its private parts are used, and
@@ -15,7 +15,11 @@ tests/contract/test_vllm_structured_hooks.py checks each of them:
     StructuredOutputRequest(params, _grammar, reasoning_ended, reasoning_parser_kwargs),
         .structured_output_key
     StructuredOutputsParams._backend
+    StructuredOutputBackend.allocate_token_bitmask(rows)
+    Request.max_tokens, .num_output_tokens
     Request.stop_reason                                 sent to the front with the last output
+    SamplingParams.eos_token_id, .all_stop_token_ids
+    VllmConfig.additional_config                        which has CUT_OFF where outputs are not completed
 """
 
 from __future__ import annotations
@@ -31,8 +35,10 @@ from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
+from kvasir_workers.engines.vllm.output.closing import SHORTENED, ClosingGrammar, ClosingVocabulary
 from kvasir_workers.engines.vllm.output.continuation import ARGUMENT
 from kvasir_workers.engines.vllm.output.grammar_budget import TOO_COSTLY, BudgetedGrammar, GrammarBudget
+from kvasir_workers.engines.vllm.setup.arguments import CUT_OFF
 
 _BACKENDS: dict[str, Any] = {"xgrammar": XgrammarBackend, "guidance": GuidanceBackend}
 _NAMES = {kind: name for name, kind in _BACKENDS.items()}
@@ -58,7 +64,7 @@ class _Created:
         """Return the request's grammar, advanced over the existing output. An exception ends only the
         request."""
         grammar = BudgetedGrammar(
-            self._compiled(manager, request),
+            _completed(manager, request, self._compiled(manager, request)),
             GrammarBudget(),
             cpu_s=time.thread_time,
             end=partial(setattr, request, "stop_reason", TOO_COSTLY),
@@ -75,6 +81,35 @@ class _Created:
         kind, spec = request.structured_output_request.structured_output_key
         stops = request.sampling_params.all_stop_token_ids
         return _other_backend(manager, wanted).compile_grammar(kind, spec, stop_token_ids=stops)
+
+
+def _completed(manager: Any, request: Any, grammar: Any) -> Any:
+    """Return `grammar`, completed before the request's limit unless its sampling may exclude the tokens for
+    that."""
+    params = request.sampling_params
+    excludes = params.ignore_eos or params.min_tokens or params.allowed_token_ids or params.bad_words
+    if excludes or manager.vllm_config.additional_config.get(CUT_OFF):
+        return grammar
+    first = params.eos_token_id
+    others = sorted(params.all_stop_token_ids - {first})
+    return ClosingGrammar(
+        grammar,
+        _vocabulary(manager),
+        limit=request.max_tokens,
+        produced=lambda: int(request.num_output_tokens),
+        stops=others if first is None else [first, *others],
+        allocate=partial(manager.backend.allocate_token_bitmask, 1),
+        cpu_s=time.thread_time,
+        shortened=partial(setattr, request, "stop_reason", SHORTENED),
+    )
+
+
+def _vocabulary(manager: Any) -> ClosingVocabulary:
+    with _MAKING:
+        made: ClosingVocabulary | None = manager.__dict__.get("kvasir_vocabulary")
+        if made is None:
+            made = manager.__dict__["kvasir_vocabulary"] = ClosingVocabulary(manager.tokenizer)
+        return made
 
 
 @dataclass

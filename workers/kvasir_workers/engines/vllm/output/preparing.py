@@ -8,6 +8,7 @@ cached preparation takes microseconds and keeps a request's place in the queue.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -117,7 +118,7 @@ class Preparer:
             understood = self._understood.get(way)
             if understood is None:
                 made = self._parsers.understand(request.parsing, request.sampling, structured)
-                understood = replace(made, structured=self._vetted(made.structured))
+                understood = replace(made, structured=self._vetted(made.structured, request.parsing.tools))
                 self._understood.keep(way, understood, len(request.parsing.tools) + _rule_bytes(rule))
             structured = understood.structured
         elif rule is not None:
@@ -127,8 +128,24 @@ class Preparer:
                 self._judged.keep(rule, structured, _rule_bytes(rule))
         return self._prepared(request, understood, structured)
 
-    def _vetted(self, params: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-        return None if params is None else self._rules.vetted(params)
+    def _vetted(
+        self, params: StructuredOutputsParams | None, tools: str = ""
+    ) -> StructuredOutputsParams | None:
+        """Return what the engine core compiles. Raise ValueError, with the field of the tool that is at
+        fault, if it is one of `tools`."""
+        try:
+            return None if params is None else self._rules.vetted(params)
+        except ValueError:
+            for number, tool in enumerate(json.loads(tools) if tools else ()):
+                if schema := tool["function"].get("parameters"):
+                    self._check_parameters(schema, f"tools[{number}].function.parameters")
+            raise
+
+    def _check_parameters(self, schema: dict[str, Any], field: str) -> None:
+        try:
+            self._rules.vetted(StructuredOutputsParams(json=schema))
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from error
 
     def _prepared(
         self,

@@ -24,6 +24,8 @@ CONNECTOR = "KvasirConnector"
 CONNECTOR_MODULE = "kvasir_workers.connector.connector"
 EXTENSION = "kvasir_workers.engines.vllm.runtime.worker_extension.EngineExtension"
 CORE_GRAMMARS = "kvasir_workers.engines.vllm.output.core_grammars"
+CUT_OFF = "kvasir_cut_off"
+"""Key in vLLM's `additional_config`: structured outputs are cut off at `max_tokens`, not completed."""
 TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.runtime.transfer_extension.TransferEngineExtension"
 
 EVENT_BACKLOG = 8192
@@ -144,7 +146,10 @@ def engine_arguments(
             arguments["disable_hybrid_kv_cache_manager"] = True
     if events is not None:
         arguments["kv_events_config"] = _events(events)
-    return arguments | engine.args
+    arguments |= engine.args
+    if not engine.complete_outputs:
+        arguments["additional_config"] = {**arguments.get("additional_config", {}), CUT_OFF: True}
+    return arguments
 
 
 def environment(

@@ -1,0 +1,207 @@
+"""Completes constrained output before `max_tokens` cuts it off.
+
+A schema may allow strings, numbers and arrays of any length, and a model may fill them until its limit: what
+the client then has is JSON that no parser reads. Near the limit the mask of the next token is therefore
+reduced to the first token of a short text that completes the output. In a string the model goes on for as
+long as the rest fits; elsewhere it begins nothing that might not.
+
+That text is searched with the grammar itself, one token at a time, and undone again. The search prefers what
+closes JSON and is not exhaustive, so some outputs of other grammars are cut off all the same. Whether and how
+the mask is reduced follows from the output so far and the tokens that remain, so that another worker which
+continues the output decides alike.
+
+Nothing of vLLM is imported: a grammar is anything with the methods of vLLM's StructuredOutputGrammar, a mask
+anything with rows of 32-bit words that numpy reads.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHORTENED: Final = "max_tokens"
+"""`stop_reason` of a request whose output was completed early for its limit."""
+WINDOW: Final = 512
+"""Remaining tokens from which on completions are searched. It bounds their length."""
+SEARCH_S: Final = 0.005
+"""Processor time of one search, in seconds. A grammar that takes longer is not completed."""
+
+_ROOM = 32
+"""Tokens beyond the completion that are kept free outside of strings, where one token may begin an object
+that takes many."""
+_ROOM_IN_TEXT = 8
+_FEW = 64
+"""Maximum number of allowed tokens of which the longest is searched."""
+_CLOSING = '}]":,'
+_OTHERS = "@:.-/" + string.digits + string.ascii_letters + "_ "
+_CONTENT = "x"
+"""A character that JSON has in strings only, except in keys and values that a schema prescribes."""
+_BLANK = " \n\r\tĠĊĉč▁"
+
+Words = NDArray[np.uint32]
+
+
+class ClosingVocabulary:
+    """The tokens of `tokenizer` with which outputs are completed. Without those of JSON, which is possible
+    with unusual tokenizers, fewer outputs are."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: dict[str, int] = {}
+        for char in _CLOSING + _OTHERS:
+            token = tokenizer.convert_tokens_to_ids(char)
+            if isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == char:
+                self._ids[char] = token
+
+    def in_text(self, words: Words) -> bool:
+        """Whether the mask is that of a string's content, or of free text."""
+        return all(self._allowed(words, char) is not None for char in '"}]')
+
+    def closing(self, words: Words, last: int | None) -> int | None:
+        """Return the allowed token that is likely to lead to the end the soonest, None if none is known.
+        `last` is the one before it: repeating it may not lead anywhere."""
+        for char in '"' if self._allowed(words, _CONTENT) is not None else _CLOSING:
+            if (found := self._allowed(words, char)) is not None:
+                return found
+        if (found := self._allowed(words, "0")) not in (None, last):
+            return found
+        if (found := self._longest_of_few(words)) is not None:
+            return found
+        others = [found for char in _OTHERS if (found := self._allowed(words, char)) is not None]
+        return next((each for each in others if each != last), others[0] if others else None)
+
+    def _allowed(self, words: Words, char: str) -> int | None:
+        found = self._ids.get(char)
+        return found if found is not None and allows(words, found) else None
+
+    def _longest_of_few(self, words: Words) -> int | None:
+        if int(np.bitwise_count(words).sum()) > _FEW:
+            return None
+        found, best = None, (False, 0)
+        for at in np.flatnonzero(words).tolist():
+            word = int(words[at])
+            for bit in range(32):
+                if word >> bit & 1:
+                    text = self._tokenizer.convert_ids_to_tokens(at * 32 + bit) or ""
+                    rank = (bool(text.strip(_BLANK)), len(text))
+                    if rank > best:
+                        found, best = at * 32 + bit, rank
+        return found
+
+
+class ClosingGrammar:
+    """A grammar that is completed within `limit` tokens of output; the rest is passed to `grammar`.
+
+    `produced` returns how many tokens of output there are, grammar or not. `stops` are the tokens that end
+    the output, the preferred one first. `allocate` returns a mask of one row. `cpu_s` reads the processor
+    time of the calling thread. `shortened` is called whenever the mask was reduced.
+    """
+
+    def __init__(
+        self,
+        grammar: Any,
+        vocabulary: ClosingVocabulary,
+        *,
+        limit: int,
+        produced: Callable[[], int],
+        stops: Sequence[int],
+        allocate: Callable[[], Any],
+        cpu_s: Callable[[], float],
+        shortened: Callable[[], None],
+    ) -> None:
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self._limit = limit
+        self._produced = produced
+        self._stops = stops
+        self._allocate = allocate
+        self._cpu_s = cpu_s
+        self._shortened = shortened
+        self._accepted: list[int] = []
+        self._end: int | None = None
+        """The number of accepted tokens at which the output is cut off; None: not known yet."""
+        self._completion: list[int] = []
+        self._searches = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grammar, name)
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """See StructuredOutputGrammar."""
+        accepted = bool(self._grammar.accept_tokens(request_id, tokens))
+        if accepted:
+            self._accepted += tokens
+        return accepted
+
+    def rollback(self, count: int) -> None:
+        """See StructuredOutputGrammar."""
+        self._grammar.rollback(count)
+        del self._accepted[len(self._accepted) - count :]
+
+    def fill_bitmask(self, bitmask: Any, index: int) -> None:
+        """See StructuredOutputGrammar."""
+        self._grammar.fill_bitmask(bitmask, index)
+        if self._end is None:
+            self._end = len(self._accepted) + self._limit - self._produced()
+        left = self._end - len(self._accepted)
+        if not self._searches or left > WINDOW or self._far(left):
+            return
+        row = bitmask[index]
+        words: Words = np.asarray(row).view(np.uint32)
+        self._completion = self._search(words, left)
+        if self._completion and 0 <= left - len(self._completion) <= self._room(words):
+            self._reduce(row, self._completion[0])
+
+    def _far(self, left: int) -> bool:
+        """Whether the last completion that was found is one still, and much shorter than what is left."""
+        known = self._completion
+        if not known or left - len(known) <= 2 * _ROOM:
+            return False
+        return left > 2 * len(known) + 4 * _ROOM or self._grammar.validate_tokens(known) == known
+
+    def _room(self, words: Words) -> int:
+        """Return the number of tokens beyond the completion at which it is begun, -1 for never."""
+        end = self._end or 0
+        if not self._vocabulary.in_text(words):
+            return min(_ROOM, end // 8)
+        # Text that may end here is as good when it is cut off.
+        return -1 if len(self._completion) == 1 else min(_ROOM_IN_TEXT, end // 16)
+
+    def _search(self, words: Words, left: int) -> list[int]:
+        """Return tokens that complete the output, with the one that ends it; empty if none were found within
+        `left` tokens."""
+        begun = self._cpu_s()
+        mask, found = self._allocate(), list[int]()
+        try:
+            while len(found) < left:
+                end = next((each for each in self._stops if allows(words, each)), None)
+                if end is not None:
+                    return [*found, end]
+                if self._cpu_s() - begun > SEARCH_S:
+                    self._searches = False
+                    break
+                token = self._vocabulary.closing(words, next(reversed(found or self._accepted), None))
+                if token is None or not self._grammar.accept_tokens("", [token]):
+                    break
+                found.append(token)
+                self._grammar.fill_bitmask(mask, 0)
+                words = np.asarray(mask[0]).view(np.uint32)
+        finally:
+            if found:
+                self._grammar.rollback(len(found))
+        return []
+
+    def _reduce(self, row: Any, token: int) -> None:
+        bit = token & 31
+        row[:] = 0
+        row[token >> 5] = 1 << bit if bit < 31 else -(1 << 31)
+        self._shortened()
+
+
+def allows(words: Words, token: int) -> bool:
+    """Whether a mask has `token`."""
+    return bool(int(words[token >> 5]) >> (token & 31) & 1)
