@@ -27,7 +27,7 @@ SHORTENED: Final = "max_tokens"
 """`stop_reason` of a request whose output was completed early for its limit."""
 WINDOW: Final = 512
 """Remaining tokens from which on completions are searched. It bounds their length."""
-SEARCH_S: Final = 0.005
+SEARCH_S: Final = 0.008
 """Processor time of one search, in seconds. A grammar that takes longer is not completed."""
 
 _ROOM = 32
@@ -52,6 +52,7 @@ class ClosingVocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: dict[str, int] = {}
+        self._ranks: dict[int, tuple[bool, int]] = {}
         for char in _CLOSING + _OTHERS:
             token = tokenizer.convert_tokens_to_ids(char)
             if isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == char:
@@ -81,16 +82,21 @@ class ClosingVocabulary:
     def _longest_of_few(self, words: Words) -> int | None:
         if int(np.bitwise_count(words).sum()) > _FEW:
             return None
-        found, best = None, (False, 0)
-        for at in np.flatnonzero(words).tolist():
-            word = int(words[at])
-            for bit in range(32):
-                if word >> bit & 1:
-                    text = self._tokenizer.convert_ids_to_tokens(at * 32 + bit) or ""
-                    rank = (bool(text.strip(_BLANK)), len(text))
-                    if rank > best:
-                        found, best = at * 32 + bit, rank
-        return found
+        few = [
+            at * 32 + bit
+            for at in np.flatnonzero(words).tolist()
+            for bit in range(32)
+            if int(words[at]) >> bit & 1
+        ]
+        return max(few, key=self._rank, default=None)
+
+    def _rank(self, token: int) -> tuple[bool, int]:
+        """Return whether it is more than white space, and its length."""
+        rank = self._ranks.get(token)
+        if rank is None:
+            text = self._tokenizer.convert_ids_to_tokens(token) or ""
+            rank = self._ranks[token] = bool(text.strip(_BLANK)), len(text)
+        return rank
 
 
 class ClosingGrammar:
