@@ -122,3 +122,11 @@ def test_the_exit_status_says_whether_requests_are_served_as_promised(
     for each in problems[1:]:
         assert f"  {each['severity']}: {each['text']}; {each['remedy']}" in text.splitlines()
     assert json.loads("{" + encoded)["verdict"]["problems"] == problems
+
+
+def test_in_a_pod_it_says_how_to_ask_the_gateway(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert main(["status"]) == 1
+    assert "nothing runs; name the gateway: kvasir status --address" in capsys.readouterr().out

@@ -198,6 +198,7 @@ def end_at_once(stream: ScriptedStream) -> None:
 async def test_the_core_shows_what_is_asked_of_the_whole_deployment() -> None:
     async with front(ScriptedRouter(MonotonicClock()), far=True) as made:
         assert (await made.client.get("/status")).text == "/status"
+        assert (await made.client.get("/requests")).text == "/requests"
         assert (await made.client.get("/decisions/x")).text == "/decisions/x"
         drained = await made.client.post("/workers/w/drain", json={"reason": "r"})
         assert drained.text == '/workers/w/drain{"reason":"r"}'

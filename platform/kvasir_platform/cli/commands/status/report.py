@@ -49,7 +49,11 @@ def status(name: str | None, output: CommandOutput) -> int:
         return _pools(Path(socket), output)
     found = chosen_deployments(name)
     if not found:
-        output.text(f"nothing runs{f' under the name {name}' if name else ''}; start with: kvasir up")
+        in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+        remedy = (
+            "name the gateway: kvasir status --address 127.0.0.1:8000" if in_pod else "start with: kvasir up"
+        )
+        output.text(f"nothing runs{f' under the name {name}' if name else ''}; {remedy}")
         output.data([])
         return 1
     reports = [_report(runtime, state) for runtime, state in found]
