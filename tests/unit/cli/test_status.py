@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from tests.unit.cli.conftest import CannedGateway
 
 from kvasir_platform.cli.commands.status.local_problems import judged
+from kvasir_platform.cli.commands.status.report import planner_frozen
 from kvasir_platform.cli.main import main
+from kvasir_platform.cluster.local.commands import listening, socket_path
 from kvasir_platform.cluster.local.launcher import ReplicaStatus
 from kvasir_platform.cluster.local.runtime_dir import DeploymentState
 from kvasir_platform.gateway.openai.schema.operation import StatusVerdict
@@ -95,6 +98,34 @@ def test_a_pool_that_was_made_smaller_is_no_problem() -> None:
 def test_planner_that_keeps_sizes_is_a_warning() -> None:
     found = judged(state(), WELL, "", running=True, frozen="the load of a router is not known")
     assert found.sentence.startswith("Requests are served, but pool sizes are kept: the load of a router")
+
+
+@pytest.mark.parametrize(
+    ("explanation", "why"),
+    [
+        ({"by_hand": []}, ""),
+        ({"by_hand": [], "pools": [], "frozen": None}, ""),
+        ({"by_hand": [], "pools": [], "frozen": "no router has reported yet"}, "no router has reported yet"),
+    ],
+    ids=["no planner", "sizes", "keeps sizes"],
+)
+def test_a_control_process_is_asked_why_it_keeps_sizes(
+    tmp_path: Path, explanation: dict[str, Any], why: str
+) -> None:
+    with listening(socket_path(tmp_path)) as commands:
+
+        def answer() -> None:
+            if (taken := commands.wait(10.0)) is not None:
+                taken[1].tell("done", explanation=explanation)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert planner_frozen(state(temp_dir=str(tmp_path))) == why
+        thread.join()
+
+
+def test_without_a_control_process_nothing_is_known_of_sizes(tmp_path: Path) -> None:
+    assert planner_frozen(state(temp_dir=str(tmp_path))) == ""
 
 
 @pytest.mark.parametrize(

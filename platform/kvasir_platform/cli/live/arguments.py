@@ -85,7 +85,7 @@ def _add_tail(add: Add, gateway: argparse.ArgumentParser) -> None:
 def _add_logs(add: Add) -> None:
     logs = add("logs", "print the log of a worker, a pool's newest worker, or the router", epilog=LOGS_EPILOG)
     logs.add_argument(
-        "source", metavar="WORKER|POOL|router", help="as `kvasir get workers` shows it; also control or ray"
+        "source", metavar="WORKER|POOL|router", help="as `kvasir get workers` shows it; also control, ray, up"
     )
     logs.add_argument("--name", help="the deployment, if several run on this machine")
     logs.add_argument(

@@ -22,17 +22,17 @@ _MOST_LINE = 1 << 16
 
 
 def find_log(folder: Path, source: str) -> Path:
-    """Return the log of a worker, of the newest worker of a pool, or of `router`, `control` or `ray`. Raises
-    ConfigError, which says what there is."""
-    plain = folder / f"{source}.log"
-    if source in ("router", "control", "ray") and plain.is_file():
-        return plain
-    workers = sorted(folder.glob("worker-*.log"), key=_modified, reverse=True)
-    pools = {path: found["pool"] for path in workers if (found := _WORKER.fullmatch(path.name))}
+    """Return the log of a worker, of the newest worker of a pool, or of another process, such as `router`.
+    Raises ConfigError, which says what there is."""
+    logs = sorted(folder.glob("*.log"), key=_modified, reverse=True)
+    pools = {path: found["pool"] for path in logs if (found := _WORKER.fullmatch(path.name))}
+    for path in logs:
+        if path not in pools and path.stem == source:
+            return path
     for path, pool in pools.items():
         if source == pool or (source.startswith(f"{pool}-") and _mentions(path, source)):
             return path
-    names = sorted({path.stem for path in folder.glob("*.log") if path not in pools} | set(pools.values()))
+    names = sorted({path.stem for path in logs if path not in pools} | set(pools.values()))
     raise ConfigError(
         f"no log of {source!r} is in {folder}; name a worker as `kvasir get workers` shows it, or one of: "
         f"{', '.join(names) or 'nothing, as nothing has run yet'}"

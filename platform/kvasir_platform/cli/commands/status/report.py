@@ -119,7 +119,9 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
         "uptime_s": max(0.0, time.time() - state.started_at),
         "problem": problem,
         "verdict": to_builtins(
-            judged(state, page, problem, running=running, frozen="" if page is None else _frozen(state))
+            judged(
+                state, page, problem, running=running, frozen="" if page is None else planner_frozen(state)
+            )
         ),
         "workers": [] if page is None else [each for each in page["workers"] if isinstance(each, dict)],
         "replicas": [asdict(replica) for replica in state.replicas] if running else [],
@@ -128,13 +130,13 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
     }
 
 
-def _frozen(state: DeploymentState) -> str:
+def planner_frozen(state: DeploymentState) -> str:
     """Return why the planner keeps the sizes of pools; "" if it does not, if none is sized by it, or if it
     does not say."""
     try:
         for answer in ask(socket_path(Path(state.temp_dir)), ControlCommand("explain", ""), _PLANNER_S):
             if answer["event"] != "refused":
-                return str(answer["explanation"]["frozen"] or "")
+                return str(answer["explanation"].get("frozen") or "")
     except UpstreamError:
         pass
     return ""
