@@ -23,8 +23,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGESTS = ROOT / "deploy" / "digests.json"
+# The Python of every image: Ray refuses nodes of another minor version, and the lock files have torch's CPU
+# build for this one only.
+PYTHON = "3.11"
 # Which images there are to build upon: the argument of the Containerfiles, and the image that fills it.
-BASES = {"PYTHON_IMAGE": "docker.io/library/python:3.12-slim-bookworm"}
+BASES = {"PYTHON_IMAGE": f"docker.io/library/python:{PYTHON}-slim-bookworm"}
 BUILDERS = ("docker", "podman")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

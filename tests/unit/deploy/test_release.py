@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[3]
 DIGEST = "sha256:" + "ab" * 32
@@ -58,7 +61,7 @@ def test_every_base_of_every_image_is_its_digest(digests: Path) -> None:
     assert (digests.parent / "worker-gpu.sbom.cdx.json").read_text() == "{}\n"
 
 
-@pytest.mark.parametrize("text", [None, "{}", '{"docker.io/library/python:3.12-slim-bookworm": "sha256:0"}'])
+@pytest.mark.parametrize("text", [None, "{}", '{"docker.io/library/python:3.11-slim-bookworm": "sha256:0"}'])
 def test_without_a_digest_nothing_is_built_and_the_remedy_is_named(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "digests.json"
     if text is not None:
@@ -103,3 +106,22 @@ def test_each_image_has_the_bill_of_materials_of_what_it_installs() -> None:
     for image in release.IMAGES.values():
         assert (ROOT / "requirements" / f"{image.lock}.lock").exists()
         assert "requirements/" in (ROOT / image.containerfile).read_text()
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions in a lock file, by package; of several for different Pythons, the last."""
+    text = (ROOT / "requirements" / f"{name}.lock").read_text()
+    return dict(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", text, re.MULTILINE))
+
+
+def test_what_builds_the_images_has_all_that_the_project_is_built_with() -> None:
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    pins = locked("build")
+    for requirement in map(Requirement, required):
+        assert requirement.specifier.contains(pins[requirement.name]), requirement
+
+
+def test_every_image_has_the_python_that_locks_are_resolved_for() -> None:
+    (resolved,) = re.findall(r"--python-version (\S+)", (ROOT / "requirements" / "lock.sh").read_text())
+    assert resolved == release.PYTHON
+    assert {re.sub(r".*/python:([0-9.]+)-.*", r"\1", base) for base in release.BASES.values()} == {resolved}
