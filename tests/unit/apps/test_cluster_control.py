@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.kit.clocks import StillClock
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.cluster_control import ClusterControl, outlived
+from kvasir_platform.apps import cluster_control
+from kvasir_platform.apps.cluster_control import LEAVE_S, STUCK_S, ClusterControl, outlived
 from kvasir_platform.apps.common.pods_file import PodsFile
 from kvasir_platform.apps.common.spec_file import SpecFile
+from kvasir_platform.apps.common.stopping import Stop
 from kvasir_platform.cluster.ray.command import option
 
 POD = {
@@ -33,6 +40,11 @@ def made(tmp_path: Path, spec: str = SPEC, redis_password: Path | None = None) -
     path = tmp_path / "kvasir.yaml"
     path.write_text(spec)
     return ClusterControl(SpecFile(path, None), PodsFile(None), "token", tmp_path / "t", redis_password)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Callable[[], ClusterControl]:
+    return partial(made, tmp_path)
 
 
 def test_rays_command_gets_its_folder_and_the_password_of_its_redis(
@@ -77,3 +89,60 @@ def test_a_password_that_cannot_be_read_is_named(tmp_path: Path, environ: dict[s
 def test_workers_outlive_a_head_that_keeps_its_state_in_redis() -> None:
     assert outlived({"RAY_REDIS_ADDRESS": "redis://redis:6379"})
     assert not outlived({})
+
+
+class Head:
+    """A head that runs until it is stopped."""
+
+    status = None
+
+    def __init__(self) -> None:
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+class Ended(threading.Event):
+    """The end of the process, in place of os._exit."""
+
+    def __call__(self, status: int) -> None:
+        self.status = status
+        self.set()
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
+    made = Ended()
+    monkeypatch.setattr(os, "_exit", made)
+    monkeypatch.setattr(cluster_control, "LOOK_S", 0.01)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("redis", "asked", "after_s", "status"),
+    [("redis://redis:6379", True, LEAVE_S, 0), ("", True, STUCK_S, 0), ("", False, STUCK_S, 1)],
+    ids=["workers outlive it", "workers drain", "nobody asked"],
+)
+def test_a_head_that_does_not_answer_ends_and_soon_where_workers_outlive_a_requested_stop(
+    control: Callable[[], ClusterControl],
+    environ: dict[str, str],
+    ended: Ended,
+    *,
+    redis: str,
+    asked: bool,
+    after_s: float,
+    status: int,
+) -> None:
+    environ["RAY_REDIS_ADDRESS"] = redis
+    head: Any = Head()
+    clock, stop = StillClock(), Stop()
+    with control()._watched(head, clock, stop):
+        # A call to Ray blocks.
+        stop.requested = asked
+        clock.at = after_s - 0.5
+        assert not ended.wait(0.1)
+        clock.at = 2 * after_s
+        assert ended.wait(10.0)
+    assert ended.status == status
+    assert head.stops
