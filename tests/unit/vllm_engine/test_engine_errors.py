@@ -99,6 +99,27 @@ def test_without_any_error_the_end_of_the_process_is_described(
     assert "memory ran out" in errors.start_error(FRONT, "serve", "pool serve").message
 
 
+PRINTS = """
+import os, subprocess, sys
+from kvasir_workers.engines.vllm.setup.engine_errors import EngineErrors
+print("ValueError: of an earlier engine", file=sys.stderr, flush=True)
+errors = EngineErrors("WARNING")
+print(errors.why("Engine core initialization failed."))
+subprocess.run([sys.executable, "-c", "import kvasir.no_such_module"])
+print(errors.why("Engine core initialization failed."))
+"""
+
+
+def test_an_exception_that_a_child_could_only_print_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "worker.log").open("wb") as output:
+        run = subprocess.run(
+            [sys.executable, "-c", PRINTS], stdout=subprocess.PIPE, stderr=output, text=True, check=True
+        )
+    ended = "a process of the engine ended and logged no error"
+    printed = "ModuleNotFoundError: No module named 'kvasir.no_such_module'"
+    assert run.stdout.splitlines() == [ended, f"{ended}; the last exception that was printed is {printed}"]
+
+
 def test_the_root_is_what_a_rank_raised_and_not_what_its_core_makes_of_it() -> None:
     caught = EngineError("retrying without the fused kernel", "ImportError", "no module named kernel")
     assert root_error([caught, RANK, CORE]) == RANK

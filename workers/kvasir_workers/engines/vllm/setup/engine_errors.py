@@ -2,7 +2,8 @@
 
 The core and the ranks log the exception that ends them, and the front learns only that they ended. A file can
 configure the logging of all processes of vLLM (VLLM_LOGGING_CONFIG_PATH): ours adds a handler that writes the
-exceptions where the front reads them.
+exceptions where the front reads them. A process that fails earlier, such as by an import, only prints its
+exception, to the standard error that it shares with the front.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +24,7 @@ from typing import Any
 import msgspec
 
 from kvasir.core.errors import EngineStartError
-from kvasir_workers.engines.vllm.setup.start_causes import cause_of, cause_of_end
+from kvasir_workers.engines.vllm.setup.start_causes import StartCause, cause_of, cause_of_end
 
 CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 FATAL = (
@@ -52,6 +55,9 @@ START_ERRORS = (
 _FORMAT = "%(levelname)s %(asctime)s %(processName)s %(process)d %(name)s: %(message)s"
 _MOST_CHARACTERS = 8000
 _MOST_RECORDS = 64
+_STDERR = 2
+_TAIL_BYTES = 64 << 10
+_PRINTED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 
 
 class EngineError(msgspec.Struct, frozen=True):
@@ -114,6 +120,7 @@ class EngineErrors:
         self._config = self._folder / "logging.json"
         self._config.write_bytes(msgspec.json.encode(logging_config(level, self._records)))
         self._memory_kills = memory_kills()
+        self._output = _OutputSince()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -127,7 +134,7 @@ class EngineErrors:
             return front
         if (root := root_error(_decoded(self._records))) is not None:
             return f"{root.kind}: {root.message}"
-        return cause_of_end(front, out_of_memory=self._memory_ran_out(), engine="engine").sentence
+        return self._end(front, "engine").sentence
 
     def start_error(self, error: Exception, pool: str, what: str) -> EngineStartError:
         """Return the error for an engine of `pool`, named `what`, of which vLLM's front reports `error`."""
@@ -137,10 +144,14 @@ class EngineErrors:
         elif (root := root_error(_decoded(self._records))) is not None:
             cause = cause_of(root.kind, root.message, engine)
         else:
-            cause = cause_of_end(front, out_of_memory=self._memory_ran_out(), engine=engine)
+            cause = self._end(front, engine)
         return EngineStartError(
             f"{what} does not start: {cause.sentence}", remedy=cause.remedy, permanent=cause.permanent
         )
+
+    def _end(self, front: str, engine: str) -> StartCause:
+        memory = self._memory_ran_out()
+        return cause_of_end(front, out_of_memory=memory, engine=engine, printed=self._output.last_exception())
 
     def _memory_ran_out(self) -> bool:
         return memory_kills() > self._memory_kills
@@ -152,6 +163,34 @@ class EngineErrors:
             del os.environ[CONFIG_VARIABLE]
         atexit.unregister(self._remove)
         self._remove()
+
+
+class _OutputSince:
+    """What this process and its children print to standard error from here on, where that is a file
+    (kvasir_workers.pool.output_log)."""
+
+    def __init__(self) -> None:
+        self._start = self._size()
+
+    @staticmethod
+    def _size() -> int:
+        """Return 0 if it is no file."""
+        with contextlib.suppress(OSError):
+            status = os.fstat(_STDERR)
+            return status.st_size if stat.S_ISREG(status.st_mode) else 0
+        return 0
+
+    def last_exception(self) -> str:
+        """Return its type and message, "" if there is none."""
+        size = self._size()
+        # A file that has become too large is emptied.
+        start = self._start if size >= self._start else 0
+        with contextlib.suppress(OSError):
+            with Path(f"/proc/self/fd/{_STDERR}").open("rb") as stream:
+                stream.seek(max(start, size - _TAIL_BYTES))
+                found = _PRINTED.findall(stream.read(_TAIL_BYTES).decode(errors="replace"))
+            return str(found[-1]) if found and size else ""
+        return ""
 
 
 def root_error(errors: Sequence[EngineError]) -> EngineError | None:

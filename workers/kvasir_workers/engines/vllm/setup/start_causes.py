@@ -186,9 +186,10 @@ def cause_of(kind: str, message: str, engine: str) -> StartCause:
     return StartCause(named + first_sentence(text), permanent=kind in _LASTING)
 
 
-def cause_of_end(front: str, *, out_of_memory: bool, engine: str) -> StartCause:
+def cause_of_end(front: str, *, out_of_memory: bool, engine: str, printed: str = "") -> StartCause:
     """Return the cause for a process of vLLM that ended without an error of its own. `front` is what vLLM
-    then says; `out_of_memory`: the kernel has ended a process of this machine for memory meanwhile."""
+    then says; `out_of_memory`: the kernel has ended a process of this machine for memory meanwhile;
+    `printed` is the last exception on the engine's standard error, "" if unknown."""
     exited = _EXITED.search(front)
     status = int(exited[1]) if exited else None
     if out_of_memory and status in (None, -signal.SIGKILL):
@@ -201,7 +202,8 @@ def cause_of_end(front: str, *, out_of_memory: bool, engine: str) -> StartCause:
     if status is not None and status < 0 and -status in set(signal.Signals):
         return StartCause(f"a process of the engine was ended by {signal.Signals(-status).name}")
     how = "" if status is None else f" with exit status {status}"
-    return StartCause(f"a process of the engine ended{how} and logged no error")
+    last = f"; the last exception that was printed is {first_sentence(printed)}" if printed else ""
+    return StartCause(f"a process of the engine ended{how} and logged no error{last}")
 
 
 def first_sentence(text: str) -> str:
