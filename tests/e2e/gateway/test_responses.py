@@ -11,8 +11,10 @@ import pytest
 from pydantic import BaseModel
 from tests.kit.gateway.scripted_router import ScriptedStream
 
+from kvasir.config.spec.tenants import DEFAULT_TENANT
 from kvasir.core.errors import UpstreamError
 from kvasir.core.requests import FinishReason, PositionLogprobs, TokenLogprob, ToolCallDelta
+from kvasir.ports.responses import StoredResponse
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 
 MODEL = "kvasir-tiny"
@@ -148,6 +150,27 @@ async def test_a_conversation_goes_on_by_id_and_is_gone_when_deleted(start: Any)
         "previous_response_not_found",
         "previous_response_id",
     )
+
+
+async def test_a_long_stored_conversation_is_rendered_in_a_thread(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = await start()
+    pool = edge.gateway._models.find(MODEL).model.tokenizers
+    threaded: list[str] = []
+    later = pool.later
+
+    def noted(work: Any, *rest: Any) -> None:
+        threaded.append(repr(work))
+        later(work, *rest)
+
+    monkeypatch.setattr(pool, "later", noted)
+    items = json.dumps([{"role": "user", "content": "x " * 200_000}]).encode()
+    edge.gateway._responses._store.put(StoredResponse(DEFAULT_TENANT, "resp_1", b'{"output":[]}', items))
+    body = {"model": MODEL, "input": "Hi", "previous_response_id": "resp_1"}
+    reply = await edge.post(RESPONSES, json.dumps(body).encode())
+    assert json.loads(reply.body)["error"]["code"] == "context_length_exceeded"
+    assert any("_rendered" in work for work in threaded)
 
 
 async def test_what_is_not_to_be_stored_is_not(start: Any) -> None:

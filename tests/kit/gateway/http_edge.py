@@ -38,7 +38,8 @@ def _tokenizer() -> ModelTokenizer:
     return ModelTokenizer.from_folder(resolve_model(Deployment().model.source), TokenizerSpec())
 
 
-def _models(deployment: Deployment) -> ModelTable:
+def models_of(deployment: Deployment) -> ModelTable:
+    """The models of a deployment of the default model, with one tokenizer for all tests of a process."""
     return ModelTable([EdgeModel.of(view, TokenizerPool(_tokenizer())) for view in deployment.views()])
 
 
@@ -53,7 +54,7 @@ async def serving(
     clock = MonotonicClock()
     router = ScriptedRouter(clock)
     metrics = make_metrics(deployment)
-    gateway = make_gateway(deployment, router, clock, metrics, _models(deployment))
+    gateway = make_gateway(deployment, router, clock, metrics, models_of(deployment))
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(gateway.serve(listen, lambda host, port: started.set_result((host, port))))
     await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.kit.gateway.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.http_edge import models_of
 from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 from tests.kit.lab.gateway import metric
 
@@ -65,7 +66,8 @@ async def front(
     metrics = make_metrics(deployment)
     limits = MemoryLimits(MonotonicClock().now)
     async with linked(core_parts(router, limits)) as both:
-        gateway = make_gateway(deployment, _elsewhere(both) if far else router, MonotonicClock(), metrics)
+        behind = _elsewhere(both) if far else router
+        gateway = make_gateway(deployment, behind, MonotonicClock(), metrics, models_of(deployment))
         started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(gateway.serve(None, lambda *address: started.set_result(address)))
         host, port = await started

@@ -52,22 +52,30 @@ class GenerateApi(RoutedApi):
         self.start(caller, exchange, decode_completion(exchange.request.body), COMPLETION)
 
     def start(
-        self, caller: Caller, exchange: Exchange, body: ChatBody | CompletionBody, answers: AnswerFormat
+        self,
+        caller: Caller,
+        exchange: Exchange,
+        body: ChatBody | CompletionBody,
+        answers: AnswerFormat,
+        *,
+        stored_bytes: int = 0,
     ) -> None:
         """Start a call, also one whose body another API's endpoint has translated, and answer it in the form
-        `answers`. May raise KvasirError."""
+        `answers`. `stored_bytes` is the size of what does not come from the exchange's body. May raise
+        KvasirError."""
         caller.check_model(body.model)
         asked = self._context.models.find(body.model)
+        size = len(exchange.request.body) + stored_bytes
         GenerateCall(
-            self._context, self._active, caller, exchange, body=body, answers=answers, asked=asked
+            self._context, self._active, caller, exchange, body=body, answers=answers, asked=asked, size=size
         ).start()
 
 
 class GenerateCall(RoutedCall):
     """A call that generates text. `asked` is the model that the client named; under a brown-out, a fallback
-    may serve it."""
+    may serve it. `size` is that of the body in bytes, with what was stored of the conversation before."""
 
-    __slots__ = ("_answers", "_asked", "_body", "_call", "_requests", "_session")
+    __slots__ = ("_answers", "_asked", "_body", "_call", "_requests", "_session", "_size")
 
     def __init__(
         self,
@@ -79,6 +87,7 @@ class GenerateCall(RoutedCall):
         body: ChatBody | CompletionBody,
         answers: AnswerFormat,
         asked: Served,
+        size: int,
     ) -> None:
         super().__init__(context, active, caller, exchange, served=asked, salt=body.cache_salt or "")
         self._body = body
@@ -86,6 +95,7 @@ class GenerateCall(RoutedCall):
         self._asked = asked
         self._session = caller.session(session_name(exchange.request.headers, body.session))
         self._requests: list[Request] = []
+        self._size = size
 
     def start(self) -> None:
         """Choose the model, render the prompts, of a long conversation in a thread, and tokenize them. May
@@ -93,7 +103,7 @@ class GenerateCall(RoutedCall):
         brownout = self._context.router.brownout(self._asked.model.name)
         self.exchange.lines += brownout_line(brownout)
         render = partial(self._rendered, self._fallback(brownout.fallback_model))
-        if renders_in_thread(self._body, len(self.exchange.request.body)):
+        if renders_in_thread(self._body, self._size):
             self._asked.model.tokenizers.later(render, self._rendered_later, self.failed)
         else:
             self._answer_with(*render())

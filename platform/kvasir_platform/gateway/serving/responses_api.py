@@ -4,7 +4,7 @@ continued and cancelled."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from urllib.parse import unquote
 
 import msgspec
@@ -17,7 +17,7 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
 from kvasir_platform.gateway.responses.answers import BackgroundFormat, ResponsesFormat
 from kvasir_platform.gateway.responses.background import BackgroundRun
-from kvasir_platform.gateway.responses.body import InputItem, ResponsesBody
+from kvasir_platform.gateway.responses.body import ResponsesBody
 from kvasir_platform.gateway.responses.conversation import chat_body, input_items
 from kvasir_platform.gateway.responses.decode import decode_responses
 from kvasir_platform.gateway.responses.errors import RESPONSES_ERRORS
@@ -56,7 +56,7 @@ class ResponsesApi:
         caller.check_model(asked.model)
         earlier = asked.previous_response_id
         if earlier is None:
-            self._start(caller, exchange, asked, ())
+            self._start(caller, exchange, asked, None)
             return
 
         def found(stored: StoredResponse | None) -> None:
@@ -69,7 +69,7 @@ class ResponsesApi:
                     code="previous_response_not_found",
                     param="previous_response_id",
                 )
-            self._start(caller, exchange, asked, conversation_of(stored))
+            self._start(caller, exchange, asked, stored)
 
         self._store.find(caller.tenant, earlier, self._answered(exchange, found))
 
@@ -129,9 +129,11 @@ class ResponsesApi:
             )
 
     def _start(
-        self, caller: Caller, exchange: Exchange, asked: ResponsesBody, earlier: Sequence[InputItem]
+        self, caller: Caller, exchange: Exchange, asked: ResponsesBody, previous: StoredResponse | None
     ) -> None:
         context = self._context
+        earlier = [] if previous is None else conversation_of(previous)
+        stored_bytes = 0 if previous is None else previous.size
         suffix = context.suffix
         key = suffix() + suffix() + suffix() + suffix()
         name = f"resp_{key}"
@@ -146,7 +148,7 @@ class ResponsesApi:
             )
             background = BackgroundFormat(asked, name, run.ended, context.wall, run.begun)
             try:
-                self._generate.start(caller, run.exchange, chat, background)
+                self._generate.start(caller, run.exchange, chat, background, stored_bytes=stored_bytes)
             except BaseException:
                 run.exchange.close()
                 raise
@@ -156,7 +158,7 @@ class ResponsesApi:
             self._store.put(StoredResponse(caller.tenant, name, body, items))
 
         answers = ResponsesFormat(asked, name, keep if items else None, context.wall)
-        self._generate.start(caller, exchange, chat, answers)
+        self._generate.start(caller, exchange, chat, answers, stored_bytes=stored_bytes)
 
     def _responding(self, exchange: Exchange, name: str, shown: Callable[[StoredResponse], bytes]) -> _Found:
         """Return what answers with a response as `shown` makes of it."""
