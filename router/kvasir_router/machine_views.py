@@ -3,7 +3,7 @@ one way to the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from kvasir.core.kv import KvStatus
@@ -20,6 +20,7 @@ from kvasir.ports.router import (
 )
 from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.work import PromptBlocks, Worker
+from kvasir_router.index import PrefixSurvey
 from kvasir_router.requests.events import Effect, Event
 
 
@@ -28,6 +29,10 @@ class IndexView(Protocol):
 
     def stats(self) -> TreeStats:
         """Return the index's sizes."""
+        ...
+
+    def surveyed(self, survey: PrefixSurvey) -> Iterator[None]:
+        """Add to `survey` what workers hold, up to its bound. Yields between slices of the work."""
         ...
 
 

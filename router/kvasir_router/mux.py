@@ -22,6 +22,7 @@ from kvasir.ports.router import (
     BrownoutView,
     DecisionRecord,
     LinkTransfers,
+    PrefixView,
     RegretView,
     RequestSummary,
     RunningView,
@@ -99,6 +100,10 @@ class RouterMux:
     def ended(self) -> list[RequestSummary]:
         """See RouterPort."""
         return [summary for router in self._routers for summary in router.ended()]
+
+    async def prefixes(self, most: int) -> list[PrefixView]:
+        """See RouterPort."""
+        return [view for router in self._routers for view in await router.prefixes(most)]
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """See RouterPort."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from kvasir.core.demand import Traffic, WorkerStats
@@ -28,9 +29,11 @@ from kvasir.ports.router import (
     BrownoutView,
     DecisionRecord,
     LinkTransfers,
+    PrefixView,
     RegretView,
     RequestSummary,
     RunningView,
+    SharedPrefix,
     StreamSink,
     WorkerView,
 )
@@ -41,7 +44,7 @@ from kvasir_router.demand import DemandBook, figures_of
 from kvasir_router.fast_path import FastPath
 from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.registry import DRAINING, READY, Registry
-from kvasir_router.index import CancelSnapshot, FetchSnapshot
+from kvasir_router.index import CancelSnapshot, FetchSnapshot, PrefixSurvey
 from kvasir_router.machine_views import SansIoMachine
 from kvasir_router.recordings.recorder import Recordings
 from kvasir_router.requests.events import (
@@ -199,6 +202,15 @@ class Router:
     def ended(self) -> list[RequestSummary]:
         """See RouterPort."""
         return self._decisions.summaries()
+
+    async def prefixes(self, most: int) -> list[PrefixView]:
+        """See RouterPort."""
+        fleet, survey, found = self._machine.fleet, PrefixSurvey(), list[SharedPrefix]()
+        for _ in chain(fleet.index.surveyed(survey), survey.largest(most, found)):
+            await self._clock.sleep(0)
+        block_tokens = max([each.identity.kv.block_size for each in fleet.workers.values()], default=0)
+        read = survey.read_blocks
+        return [PrefixView(self._registry.model, block_tokens, read, survey.complete, tuple(found))]
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """See RouterPort."""

@@ -295,6 +295,28 @@ class LinkTransfers:
         return LinkTransfers(self.transfers + 1, self.bytes + moved_bytes, self.seconds + seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """A prefix of `blocks` blocks with which `prompts` cached prompts begin before they differ. `workers`
+    hold its last block."""
+
+    blocks: int
+    prompts: int
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixView:
+    """The largest shared prefixes of one model, by the tokens that sharing saves. `blocks` were read, of
+    `block_tokens` tokens each; `complete`: these are all that workers report."""
+
+    model: str
+    block_tokens: int
+    blocks: int
+    complete: bool
+    prefixes: tuple[SharedPrefix, ...]
+
+
 class Lane(Protocol):
     """A fast path to one client for the plain deltas of one stream, which bypasses `on_delta` while `open`;
     see kvasir.native."""
@@ -429,6 +451,11 @@ class RouterPort(RequestPort, Protocol):
 
     def running_request(self, request_id: str) -> RunningView | None:
         """Return a request that has not ended, else None."""
+        ...
+
+    async def prefixes(self, most: int) -> list[PrefixView]:
+        """Return up to `most` of the largest shared prefixes of each model. Reads a bounded part of the
+        index, in slices between other work."""
         ...
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:

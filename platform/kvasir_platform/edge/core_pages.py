@@ -15,6 +15,7 @@ from kvasir_platform.gateway.http.inner_exchange import InnerExchange
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
+from kvasir_platform.gateway.operator.prefixes_page import PREFIXES
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
 from kvasir_platform.gateway.operator.requests_page import REQUESTS
 
@@ -28,8 +29,9 @@ class PageRenderer(Protocol):
 
 
 class CorePages:
-    """Serves page requests of edges. `status` and `requests` render the pages of that name; `adapters` loads
-    and unloads them; `decision`, `recording`, `drain` and `undrain` are for paths that end with a name."""
+    """Serves page requests of edges. `status`, `requests` and `prefixes` render the pages of that name;
+    `adapters` loads and unloads them; `decision`, `recording`, `drain` and `undrain` are for paths that end
+    with a name."""
 
     def __init__(
         self,
@@ -42,11 +44,13 @@ class CorePages:
         adapters: PageRenderer,
         recording: PageRenderer,
         requests: PageRenderer,
+        prefixes: PageRenderer,
     ) -> None:
         self._figures = figures
         self._named = {
             "/status": status,
             REQUESTS: requests,
+            PREFIXES: prefixes,
             LOAD: adapters,
             UNLOAD: adapters,
             REGRET: decision,

@@ -27,6 +27,7 @@ from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
+from kvasir_platform.gateway.operator.prefixes_page import PrefixPages
 from kvasir_platform.gateway.operator.recordings import RecordingPages
 from kvasir_platform.gateway.operator.requests_page import RequestPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
@@ -107,6 +108,7 @@ class Edges:
                 adapters=AdapterPages(router.adapters).serve,
                 recording=RecordingPages(router.recordings).read,
                 requests=RequestPages(router, clock).requests,
+                prefixes=PrefixPages(router).prefixes,
             ),
             figures=figures,
             now=clock.now,

@@ -17,7 +17,7 @@ from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.catalog.models import ModelTable
-from kvasir_platform.gateway.console.shared_page import SharedPage
+from kvasir_platform.gateway.console.shared_page import KEPT_S, SURVEYED_S, SharedPage
 from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES, ConsoleSite
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http.cors import Cors
@@ -32,6 +32,7 @@ from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.operators import operators_here, remote_operators
 from kvasir_platform.gateway.operator.pages import MODELS, Pages
+from kvasir_platform.gateway.operator.prefixes_page import PREFIXES
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
 from kvasir_platform.gateway.operator.requests_page import REQUESTS
 from kvasir_platform.gateway.responses.memory_store import MemoryResponses
@@ -208,6 +209,10 @@ class Gateway:
                 "GET",
                 self._operators(self._shared(REQUESTS, self._operate.requests)),
             ),
+            PREFIXES: (
+                "GET",
+                self._operators(self._shared(PREFIXES, self._operate.prefixes, kept_s=SURVEYED_S)),
+            ),
             CONSOLE_FILES + "metrics": (
                 "GET",
                 self._operators(self._shared("/metrics", self._operate.metrics)),
@@ -267,9 +272,9 @@ class Gateway:
 
         return admit
 
-    def _shared(self, path: str, show: _Handler) -> _Handler:
+    def _shared(self, path: str, show: _Handler, kept_s: float = KEPT_S) -> _Handler:
         """Return the console's handler of a page, which all its viewers share."""
-        return SharedPage(path, show, self._clock.now).serve
+        return SharedPage(path, show, self._clock.now, kept_s=kept_s).serve
 
     def _handle(self, exchange: Exchange) -> None:
         try:

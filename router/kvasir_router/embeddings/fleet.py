@@ -7,7 +7,7 @@ ready. Other inputs wait in the router, where they can go to the first free work
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from kvasir.config.spec.deployment import HealthSpec
@@ -19,6 +19,7 @@ from kvasir.ports.clock import Rng
 from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.transfer_counts import TransferCounts
 from kvasir_router.fleet.work import PromptBlocks, Worker, WorkerState
+from kvasir_router.index import PrefixSurvey
 
 _BATCHES = 2
 _DRAWN = 8
@@ -44,6 +45,10 @@ class NoIndex:
     def stats(self) -> TreeStats:
         """Return zero for every size."""
         return TreeStats(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+    def surveyed(self, _survey: PrefixSurvey) -> Iterator[None]:
+        """Add nothing."""
+        return iter(())
 
 
 @dataclass(slots=True)

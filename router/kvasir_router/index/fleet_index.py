@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from kvasir_router.index.places import Places
 from kvasir_router.index.predictions import Predictions
 from kvasir_router.index.reports import WorkerReports
 from kvasir_router.index.shared import SharedTiers
+from kvasir_router.index.survey import SLICE_BLOCKS, PrefixSurvey
 
 NOT_REPORTING = "the worker does not report what it holds"
 NOT_ASKED = "its pool is routed to by prediction"
@@ -279,6 +281,24 @@ class FleetIndex:
     def stats(self) -> TreeStats:
         """Return the sizes of the tree, and the drops since the start."""
         return self._places.tree.stats()
+
+    def surveyed(self, survey: PrefixSurvey) -> Iterator[None]:
+        """Add to `survey` what workers report, up to its bound and as much of each. Yields between slices;
+        workers may come and go meanwhile."""
+        share = max(SLICE_BLOCKS, survey.room // max(1, len(self._workers)))
+        for worker_id in list(self._workers):
+            rank, cursor, room = 0, 0, min(share, survey.room)
+            while (group := self.group(RoutingTarget(worker_id, rank))) != self._places.nowhere:
+                if room <= 0:
+                    survey.complete = False
+                    break
+                before = survey.read_blocks
+                log, cursor = self._places.tree.export(group, 0, cursor, min(SLICE_BLOCKS, room))
+                survey.add(worker_id, log)
+                room -= survey.read_blocks - before
+                if cursor < 0:
+                    rank, cursor = rank + 1, 0
+                yield
 
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the fault, unless every invariant holds."""

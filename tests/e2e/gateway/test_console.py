@@ -13,6 +13,8 @@ from typing import Any
 import pytest_asyncio
 from tests.kit.browser.tab import Tab, opened_tab
 
+STORY = "Once upon a time there was a router that knew what every worker holds. " * 20
+ENDINGS = ("The end. " * 20, "They lived happily. " * 20, "")
 ROWS = """((label) => {
   const table = document.querySelector(`[aria-label="${label}"] table`);
   if (!table?.tBodies[0]?.rows.length) return null;
@@ -36,7 +38,7 @@ async def rows(tab: Tab, label: str) -> list[dict[str, str]]:
 async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
     console = f"http://{product.address}/console"
     for i in range(3):
-        await product.ask(**{"x-request-id": f"mine-{i}"})
+        await product.ask(STORY + ENDINGS[i], **{"x-request-id": f"mine-{i}"})
     running = asyncio.create_task(product.ask(max_tokens=3500, **{"x-request-id": "long"}))
 
     await tab.open(console)
@@ -89,6 +91,13 @@ async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
         ("prefill", "2", "2"), ("decode", "2", "2"),
     ]  # fmt: skip
     await pictured(tab, "scaling")
+
+    await tab.open(f"{console}/#/prefixes")
+    (prefix,) = await rows(tab, "Prefixes of kvasir-tiny")
+    assert int(prefix["tokens"]) > 300
+    assert prefix["prompts"] == str(len(ENDINGS))
+    assert "prefill-" in prefix["workers"]
+    await pictured(tab, "prefixes")
 
     await tab.open(f"{console}/#/tenants")
     (tenant,) = await rows(tab, "Tenants")

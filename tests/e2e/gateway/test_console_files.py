@@ -61,7 +61,7 @@ async def test_everyone_gets_the_page_and_only_operators_its_data(start: Any, tm
     assert page.status == 200
     for name in read_site():
         assert (await edge.get(f"/console/{name}")).status == 200
-    for data in ("status", "requests", "metrics"):
+    for data in ("status", "requests", "prefixes", "metrics"):
         reply = await edge.get(f"/console/{data}")
         assert (reply.status, json.loads(reply.body)["error"]["code"]) == (401, "invalid_api_key")
         assert (await edge.get(f"/console/{data}", bearer("good"))).status == 200

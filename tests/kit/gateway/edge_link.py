@@ -91,6 +91,7 @@ def core_parts(
             adapters=page,
             recording=page,
             requests=page,
+            prefixes=page,
         ),
         figures=figures,
         now=clock.now,

@@ -20,6 +20,7 @@ from kvasir.ports.router import (
     AdmissionView,
     BrownoutView,
     DecisionRecord,
+    PrefixView,
     RegretView,
     RequestSummary,
     RunningView,
@@ -253,6 +254,10 @@ class ScriptedRouter:
     def ended(self) -> list[RequestSummary]:
         """`summaries`."""
         return list(self.summaries)
+
+    async def prefixes(self, most: int) -> list[PrefixView]:
+        """There is no index."""
+        return []
 
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """Record the request to drain, or raise `refusal` if one is set."""

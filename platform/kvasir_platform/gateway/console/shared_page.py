@@ -15,6 +15,8 @@ from kvasir_platform.gateway.http.inner_exchange import InnerExchange
 
 KEPT_S = 0.9
 """A little less than the console's interval, so that each of its calls gets a new page."""
+SURVEYED_S = 9.0
+"""The same for a page that takes more work, and changes slowly."""
 MOST_WAITING = 64
 """Viewers that may wait for a page which another process renders."""
 
@@ -33,12 +35,16 @@ class _Page:
 
 
 class SharedPage:
-    """GET of the page at `path`, which `show` renders at once or later. `now` is in seconds."""
+    """GET of the page at `path`, which `show` renders at once or later, and which is kept for `kept_s`. `now`
+    is in seconds."""
 
-    def __init__(self, path: str, show: Callable[[Exchange], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self, path: str, show: Callable[[Exchange], None], now: Callable[[], float], *, kept_s: float = KEPT_S
+    ) -> None:
         self._path = path
         self._show = show
         self._now = now
+        self._kept_s = kept_s
         self._page: _Page | None = None
         self._waiting: list[Exchange] = []
 
@@ -46,7 +52,7 @@ class SharedPage:
         """Respond with the page of the last second, or with the next one. Raise CapacityError if too many
         wait for it."""
         page = self._page
-        if page is not None and self._now() - page.at_s < KEPT_S:
+        if page is not None and self._now() - page.at_s < self._kept_s:
             page.send(exchange)
             return
         self._waiting = [each for each in self._waiting if each.open]

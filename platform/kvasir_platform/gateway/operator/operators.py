@@ -14,6 +14,7 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.operator.adapters import AdapterPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
+from kvasir_platform.gateway.operator.prefixes_page import PrefixPages
 from kvasir_platform.gateway.operator.recordings import RecordingPages
 from kvasir_platform.gateway.operator.requests_page import RequestPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
@@ -37,6 +38,7 @@ class OperatorPages:
     adapters: Show
     recording: Show
     requests: Show
+    prefixes: Show
 
 
 def operators_here(
@@ -65,10 +67,11 @@ def operators_here(
         AdapterPages(router.adapters).serve,
         RecordingPages(router.recordings).read,
         RequestPages(router, clock).requests,
+        PrefixPages(router).prefixes,
     )
 
 
 def remote_operators(core: RemoteCore) -> OperatorPages:
     """Return the pages of a router in another process, which serves all of them."""
     show = core.show
-    return OperatorPages(core.names, show, show, show, show, show, show, show, show)
+    return OperatorPages(core.names, show, show, show, show, show, show, show, show, show)

@@ -9,12 +9,13 @@ import type { Requests, Status } from "./lib/types";
 import { Empty } from "./parts/basics";
 import { Fleet } from "./views/fleet";
 import { Playground } from "./views/playground";
+import { Prefixes } from "./views/prefixes";
 import { RequestPage } from "./views/request";
 import { RequestList } from "./views/requests";
 import { Scaling } from "./views/scaling";
 import { Tenants } from "./views/tenants";
 
-const VIEWS = ["fleet", "requests", "playground", "scaling", "tenants"] as const;
+const VIEWS = ["fleet", "requests", "playground", "scaling", "prefixes", "tenants"] as const;
 const OLD_MS = 5000;
 
 function route(): [string, string] {
@@ -90,6 +91,8 @@ function Signed({ view, item, again }: { view: string; item: string; again: () =
           <Playground />
         ) : view === "scaling" ? (
           <Scaling status={data} history={history} />
+        ) : view === "prefixes" ? (
+          <Prefixes />
         ) : view === "tenants" ? (
           <Tenants />
         ) : view === "fleet" ? (

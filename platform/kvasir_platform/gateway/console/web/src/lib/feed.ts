@@ -14,8 +14,13 @@ export interface Seen<T> {
 }
 
 /** JSON of a page. `on` gets what comes; after data for which `last` holds, nothing more is asked. */
-export function useFeed<T>(path: string, on?: (data: T) => void, last?: (data: T) => boolean): Seen<T> {
-  return usePage<T>(path, (answer) => answer.json() as Promise<T>, INTERVAL_MS, on, last);
+export function useFeed<T>(
+  path: string,
+  on?: (data: T) => void,
+  last?: (data: T) => boolean,
+  interval_ms = INTERVAL_MS,
+): Seen<T> {
+  return usePage<T>(path, (answer) => answer.json() as Promise<T>, interval_ms, on, last);
 }
 
 /** Text of a page that is larger, and asked for less often. */

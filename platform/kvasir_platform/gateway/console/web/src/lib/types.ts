@@ -201,16 +201,10 @@ export interface Decision {
   rates: string;
 }
 
-export interface Prefix {
-  name: string;
+export interface PrefixSurvey {
   model: string;
-  tokens: number;
-  workers: string[];
-  depth_tokens: number;
-}
-
-export interface Prefixes {
-  prefixes: Prefix[];
-  walked_blocks: number;
+  block_tokens: number;
+  blocks: number;
   complete: boolean;
+  prefixes: { blocks: number; prompts: number; workers: string[] }[];
 }

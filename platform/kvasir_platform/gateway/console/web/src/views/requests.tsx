@@ -126,7 +126,7 @@ function named<Row extends Common>(): Column<Row>[] {
       name: "request",
       value: (each) => each.request_id,
       show: (each) => (
-        <a class="id" href={requestLink(each.request_id)}>
+        <a class="id" title={each.request_id} href={requestLink(each.request_id)}>
           {each.request_id}
         </a>
       ),
