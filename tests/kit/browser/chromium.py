@@ -19,7 +19,7 @@ _TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 _BROWSERS_OWN = tuple(
     f"{scheme}://{host}.google.com/"
     for scheme in ("http", "https")
-    for host in ("accounts", "clients2", "www", "update", "optimizationguide-pa")
+    for host in ("accounts", "android.clients", "clients2", "www", "update", "optimizationguide-pa")
 )
 """What Chromium itself asks, whatever page is open."""
 OPTIONS = (
@@ -72,11 +72,15 @@ def open_page(
     screenshot = SCREENSHOTS / f"{name}.png"
     log = tmp_path / f"{name}.net.json"
     scheme = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0") if dark else ()
-    size = f"--window-size=1200,{height}"
     dumped = _run(
-        "--dump-dom", f"--log-net-log={log}", f"--user-data-dir={tmp_path / 'dump'}", size, *scheme, address
+        "--dump-dom",
+        f"--screenshot={screenshot}",
+        f"--log-net-log={log}",
+        f"--user-data-dir={tmp_path / name}",
+        f"--window-size=1200,{height}",
+        *scheme,
+        address,
     )
-    _run(f"--screenshot={screenshot}", f"--user-data-dir={tmp_path / 'shot'}", size, *scheme, address)
     assert screenshot.stat().st_size > 0
     own = address.partition("#")[0].rpartition("/")[0]
     console = tuple(found.group(1) for line in dumped.stderr.splitlines() if (found := _CONSOLE.search(line)))
