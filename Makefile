@@ -24,8 +24,9 @@ CONSOLE := platform/kvasir_platform/gateway/console
 CONSOLE_BUILD := build/console
 CONSOLE_SOURCES := $(wildcard $(CONSOLE)/web/* $(CONSOLE)/web/.npmrc $(CONSOLE)/web/src/* $(CONSOLE)/web/src/*/*)
 SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*)
-# Tests that start no engine share the cores; each file stays in one process.
-FAST := -n 2 --dist loadfile
+# Tests that start no engine share the cores; each file stays in one process. In the order of folders, the last
+# files are short ones; in that of the number of tests, which is the default, some of the longest would be.
+FAST := -n 2 --dist loadfile --no-loadscope-reorder
 # Tests that share an engine or a deployment stay in one process, the longest groups first (tests/conftest.py).
 SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
