@@ -16,12 +16,14 @@ from kvasir.ports.responses import ResponseStore
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
+from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, wants_anthropic, with_bearer
+from kvasir_platform.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.console.shared_page import KEPT_S, SURVEYED_S, SharedPage
 from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES, ConsoleSite
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http.cors import Cors
-from kvasir_platform.gateway.http.errors import MethodNotAllowed
+from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat, MethodNotAllowed
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
 from kvasir_platform.gateway.http.request_head import HEALTH_LIVE, HEALTH_READY, METHODS
@@ -40,6 +42,7 @@ from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
 from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
 from kvasir_platform.gateway.serving.generate_api import GenerateApi, stopping
+from kvasir_platform.gateway.serving.messages_api import MessagesApi
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.responses_api import CANCEL, INPUT_ITEMS, RESPONSES, ResponsesApi
 from kvasir_platform.gateway.serving.tokenize_api import TextApi
@@ -124,6 +127,7 @@ class Gateway:
         )
         self._api = GenerateApi(context)
         self._responses = ResponsesApi(context, self._api, stored)
+        self._messages = MessagesApi(context, self._api)
         self._embeddings = EmbeddingApi(context)
         self._texts = TextApi(context)
         metrics.track_in_flight(self._in_flight)
@@ -134,7 +138,7 @@ class Gateway:
         self._console = ConsoleSite()
         self._routes = self._route_table()
         self._item_routes: dict[str, _Route] = {
-            MODELS + "/": ("GET", self._callers_own(self._pages.model)),
+            MODELS + "/": ("GET", _either_key(self._callers_own(self._pages.model))),
             DECISIONS: ("GET", self._operators(self._operate.decision)),
             RECORDINGS: ("POST", self._operators(self._operate.recording)),
             CONSOLE_FILES: ("GET", _everyones(self._console.serve)),
@@ -151,6 +155,7 @@ class Gateway:
             handler=self._handle,
             early=self._admit,
             cors=self._cors,
+            errors=_error_format,
             on_refused=lambda error: self._metrics.request_refused(error.code),
             new_id=self._new_id,
             now=self._clock.now,
@@ -195,10 +200,12 @@ class Gateway:
             "/v1/chat/completions": ("POST", self._charged(api.chat)),
             "/v1/completions": ("POST", self._charged(api.completion)),
             RESPONSES: ("POST", self._charged(self._responses.create)),
+            MESSAGES: ("POST", _either_key(self._charged(self._messages.create))),
+            COUNT_TOKENS: ("POST", _either_key(self._charged(self._messages.count, 0))),
             "/v1/embeddings": ("POST", self._charged(self._embeddings.embed)),
             "/tokenize": ("POST", self._charged(texts.tokenize, 0)),
             "/detokenize": ("POST", self._charged(texts.detokenize, 0)),
-            MODELS: ("GET", self._callers_own(pages.models)),
+            MODELS: ("GET", _either_key(self._callers_own(pages.models))),
             HEALTH_LIVE: ("GET", _everyones(pages.live)),
             HEALTH_READY: ("GET", _everyones(pages.ready)),
             "/metrics": ("GET", self._operators(self._operate.metrics)),
@@ -318,6 +325,16 @@ class Gateway:
 
     def _suffix(self) -> str:
         return f"{self._rng.getrandbits(32):08x}"
+
+
+def _error_format(path: str, headers: Mapping[bytes, bytes]) -> ErrorFormat:
+    """Return the form of errors that the client of a request understands."""
+    return ANTHROPIC_ERRORS if wants_anthropic(path, headers) else OPENAI_ERRORS
+
+
+def _either_key(admit: _Admit) -> _Admit:
+    """Return a route that takes an API key from `x-api-key` too."""
+    return lambda headers: admit(with_bearer(headers))
 
 
 def _everyones(handler: _Handler) -> _Admit:

@@ -17,7 +17,7 @@ from kvasir_platform.gateway.http.request_head import METHODS
 
 _METHODS = METHODS.encode()
 _EXPOSED = (
-    b"x-request-id, retry-after, retry-after-ms, x-should-retry, server-timing, traceparent, "
+    b"x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, server-timing, traceparent, "
     b"x-kvasir-brownout, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
     b"x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, "
     b"x-ratelimit-reset-requests, x-ratelimit-reset-tokens"

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from kvasir.telemetry.reasons import REASONS
+from kvasir_platform.gateway.anthropic.errors import MessagesError, messages_error_type
+from kvasir_platform.gateway.anthropic.schema import CountTokensBody, MessagesBody
 from kvasir_platform.gateway.catalog.slo_classes import MAX_HINT, SESSION_HEADER, SLO_HEADER, TIMING_HEADER
 from kvasir_platform.gateway.http.errors import ErrorDetail, ErrorResponse, error_type
 from kvasir_platform.gateway.http.exchange import Exchange
@@ -60,8 +62,8 @@ def openapi_document() -> Json:
         "info": {
             "title": "Kvasir",
             "version": "v1",
-            "summary": "OpenAI's API, with vLLM's additional fields.",
-            "description": "docs/API.md tells what differs from OpenAI's API, docs/errors.md what each error "
+            "summary": "OpenAI's API with vLLM's additional fields, and Anthropic's Messages API.",
+            "description": "docs/API.md tells what differs from these APIs, docs/errors.md what each error "
             "code means and what to do.",
         },
         "security": [{"key": []}, {}],
@@ -74,13 +76,22 @@ def openapi_document() -> Json:
             "schemas": schemas,
             "parameters": _parameters(),
             "headers": _headers(),
-            "responses": {f"Error{status}": _error(status) for status in _statuses()},
+            "responses": {
+                **{f"Error{status}": _error(status) for status in _statuses()},
+                **{f"MessagesError{status}": _messages_error(status) for status in _statuses()},
+            },
             "securitySchemes": {
                 "key": {
                     "type": "http",
                     "scheme": "bearer",
                     "description": "API key, if the deployment requires one.",
-                }
+                },
+                "anthropicKey": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "x-api-key",
+                    "description": "The same key, where Anthropic's clients send it.",
+                },
             },
         },
     }
@@ -104,6 +115,8 @@ _REFUSING = (
     ResponseTool,
     TextOptions,
     ReasoningOptions,
+    MessagesBody,
+    CountTokensBody,
 )
 """Bodies, and parts of them, that declare fields which are refused by name."""
 
@@ -113,7 +126,7 @@ def _operation(operation: Operation) -> Json:
         "operationId": operation.name,
         "summary": operation.summary,
         "tags": [operation.tag],
-        "parameters": [_ref("parameters", name) for name in _STEERING if operation.chunk or name in _HINTS],
+        "parameters": [_ref("parameters", name) for name in _STEERING if operation.chunks or name in _HINTS],
     }
     for part in operation.path.split("/"):
         if part.startswith("{"):
@@ -124,41 +137,42 @@ def _operation(operation: Operation) -> Json:
         )
     if not operation.key:
         shown["security"] = []
+    elif operation.anthropic or operation.anthropic_answer is not None:
+        shown["security"] = [{"key": []}, {"anthropicKey": []}, {}]
     if operation.body is not None:
         shown["requestBody"] = {
             "required": operation.body_required,
             "content": {"application/json": {"schema": {"$ref": _SCHEMAS + operation.body.__name__}}},
         }
+    errors = "MessagesError" if operation.anthropic else "Error"
     shown["responses"] = {
         str(operation.status): _good(operation),
-        **{str(status): _ref("responses", f"Error{status}") for status in _statuses()},
+        **{str(status): _ref("responses", f"{errors}{status}") for status in _statuses()},
     }
     return shown
 
 
 def _good(operation: Operation) -> Json:
-    headers = ["x-request-id", "traceparent"]
+    headers = ["x-request-id", "traceparent", *(["request-id"] if operation.anthropic else [])]
     if operation.body is not None and operation.tag == "API":
         headers += ["server-timing", *_LIMIT_HEADERS, "x-kvasir-brownout"]
     content: Json = {}
     if isinstance(operation.answer, str):
         content[operation.answer] = {"schema": {"type": "object"} if "json" in operation.answer else _TEXT}
     else:
-        content["application/json"] = {"schema": {"$ref": _SCHEMAS + operation.answer.__name__}}
+        answer = _any_of(operation.answer, operation.anthropic_answer)
+        content["application/json"] = {"schema": answer}
     description = "Done."
-    if operation.chunk is not None:
+    if operation.chunks:
         description = "The whole response, or server-sent events with `stream: true`."
+        error = MessagesError.__name__ if operation.anthropic else "Error"
+        names = [*(chunk.__name__ for chunk in operation.chunks), error]
         content["text/event-stream"] = {
             "schema": {
                 "type": "string",
                 "description": operation.events,
             },
-            "x-event": {
-                "oneOf": [
-                    {"$ref": _SCHEMAS + operation.chunk.__name__},
-                    {"$ref": _SCHEMAS + "Error"},
-                ]
-            },
+            "x-event": {"oneOf": [{"$ref": _SCHEMAS + name} for name in names]},
         }
     return {
         "description": description,
@@ -167,13 +181,19 @@ def _good(operation: Operation) -> Json:
     }
 
 
+def _any_of(*answers: type[msgspec.Struct] | None) -> Json:
+    shown = [{"$ref": _SCHEMAS + answer.__name__} for answer in answers if answer is not None]
+    return shown[0] if len(shown) == 1 else {"anyOf": shown}
+
+
 def _schemas() -> Json:
     kinds = [
         kind
         for operation in OPERATIONS
-        for kind in (operation.body, operation.answer, operation.chunk)
+        for kind in (operation.body, operation.answer, operation.anthropic_answer, *operation.chunks)
         if isinstance(kind, type)
     ]
+    kinds.append(MessagesError)
     _, found = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS + "{name}")
     for kind in _REFUSING:
         schema = found[kind.__name__]
@@ -235,6 +255,27 @@ def _error(status: int) -> Json:
     }
 
 
+def _messages_error(status: int) -> Json:
+    """Return an error in Anthropic's form: that of OpenAI with another body and one more header."""
+    shown = _error(status)
+    shown["headers"]["request-id"] = _ref("headers", "request-id")
+    detail = {
+        "type": {"const": messages_error_type(status)},
+        "details": {"properties": {"error_code": {"enum": list(_codes(status))}}},
+    }
+    shown["content"] = {
+        "application/json": {
+            "schema": {
+                "allOf": [
+                    {"$ref": _SCHEMAS + MessagesError.__name__},
+                    {"properties": {"error": {"properties": detail}}},
+                ]
+            }
+        }
+    }
+    return shown
+
+
 def _statuses() -> Iterator[int]:
     """Return every status of an error, in order."""
     yield from sorted({reason.status for reason in REASONS.values() if reason.status} - {0})
@@ -286,6 +327,7 @@ def _headers() -> Json:
     }
     return {
         "x-request-id": shown("Id of the request in logs, traces and /decisions.", _TEXT),
+        "request-id": shown("The same id, where Anthropic's clients read it.", _TEXT),
         "traceparent": shown("The gateway's span of the request, if it is traced.", _TEXT),
         "retry-after": shown("Seconds to wait before a retry.", {"type": "integer", "minimum": 1}),
         "retry-after-ms": shown("The same in milliseconds.", {"type": "integer", "minimum": 1}),

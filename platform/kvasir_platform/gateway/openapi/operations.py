@@ -7,6 +7,15 @@ from typing import Any
 
 import msgspec
 
+from kvasir_platform.gateway.anthropic.answers import (
+    MESSAGE_EVENTS,
+    MessageAnswer,
+    ModelInfo,
+    ModelInfos,
+    TokensCount,
+)
+from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES
+from kvasir_platform.gateway.anthropic.schema import CountTokensBody, MessagesBody
 from kvasir_platform.gateway.openai.schema import answers
 from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
@@ -34,12 +43,18 @@ _RESPONSE_EVENTS = (
     "Each event is `event: ` and its type, then `data: ` and one JSON object. The last is "
     "`response.completed`, `response.incomplete` or, after an error in mid-stream, `response.failed`."
 )
+_MESSAGE_EVENTS = (
+    "Each event is `event: ` and its type, then `data: ` and one JSON object. The last is `message_stop` or, "
+    "after an error in mid-stream, `error`."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path and method. `chunk` is the body of each stream event, and `events` describes the stream;
-    `tags` has its group, and `query` the name, schema and description of each parameter of the query."""
+    """One path and method. `chunks` are the bodies of stream events, and `events` describes the stream; `tag`
+    is its group, and `query` has the name, schema and description of each parameter of the query.
+    `anthropic`: its errors have the form of Anthropic's API; `anthropic_answer` is a second answer, where
+    both APIs have the path."""
 
     path: str
     method: str
@@ -47,13 +62,15 @@ class Operation:
     summary: str
     answer: type[msgspec.Struct] | str
     body: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None
+    chunks: tuple[type[msgspec.Struct], ...] = ()
     status: int = 200
     key: bool = True
     tag: str = "API"
     body_required: bool = True
     events: str = _EVENTS
     query: tuple[tuple[str, dict[str, Any], str], ...] = ()
+    anthropic: bool = False
+    anthropic_answer: type[msgspec.Struct] | None = None
 
 
 OPERATIONS = (
@@ -64,7 +81,7 @@ OPERATIONS = (
         "Create a chat completion.",
         answers.ChatCompletion,
         ChatBody,
-        answers.ChatChunk,
+        (answers.ChatChunk,),
     ),
     Operation(
         "/v1/completions",
@@ -73,7 +90,27 @@ OPERATIONS = (
         "Create completions of one or several prompts.",
         answers.CompletionResponse,
         CompletionBody,
-        answers.CompletionResponse,
+        (answers.CompletionResponse,),
+    ),
+    Operation(
+        MESSAGES,
+        "post",
+        "createMessage",
+        "Create a message, as in Anthropic's API.",
+        MessageAnswer,
+        MessagesBody,
+        MESSAGE_EVENTS,
+        events=_MESSAGE_EVENTS,
+        anthropic=True,
+    ),
+    Operation(
+        COUNT_TOKENS,
+        "post",
+        "countMessageTokens",
+        "Count the tokens of a message's prompt, as in Anthropic's API.",
+        TokensCount,
+        CountTokensBody,
+        anthropic=True,
     ),
     Operation(
         "/v1/responses",
@@ -82,7 +119,7 @@ OPERATIONS = (
         "Create a response.",
         ResponseObject,
         ResponsesBody,
-        ResponseEvent,
+        (ResponseEvent,),
         events=_RESPONSE_EVENTS,
     ),
     Operation(
@@ -122,8 +159,22 @@ OPERATIONS = (
     Operation(
         "/detokenize", "post", "detokenize", "Convert token ids to text.", answers.Text, DetokenizeBody
     ),
-    Operation("/v1/models", "get", "listModels", "List models and adapters.", answers.Models),
-    Operation("/v1/models/{model}", "get", "retrieveModel", "Show a model or an adapter.", answers.Model),
+    Operation(
+        "/v1/models",
+        "get",
+        "listModels",
+        "List models and adapters.",
+        answers.Models,
+        anthropic_answer=ModelInfos,
+    ),
+    Operation(
+        "/v1/models/{model}",
+        "get",
+        "retrieveModel",
+        "Show a model or an adapter.",
+        answers.Model,
+        anthropic_answer=ModelInfo,
+    ),
     Operation(
         "/health/live", "get", "live", "Liveness check.", answers.HealthResponse, key=False, tag="Operation"
     ),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from urllib.parse import unquote
 
 import msgspec
 
 from kvasir.core.errors import CapacityError
 from kvasir.ports.router import RequestPort
+from kvasir_platform.gateway.anthropic.answers import ModelInfo, ModelInfos
+from kvasir_platform.gateway.anthropic.endpoints import wants_anthropic
 from kvasir_platform.gateway.catalog.models import ModelTable, Served
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import HealthResponse, Model, Models
@@ -33,15 +37,16 @@ class Pages:
         self.draining = False
 
     def models(self, caller: Caller, exchange: Exchange) -> None:
-        """GET /v1/models: the models that the caller may use."""
+        """GET /v1/models: the models that the caller may use, in the form of the client's API."""
         shown = [self._shown(name) for name in self._table.listed() if caller.may_use(name)]
-        _json(exchange, Models("list", shown))
+        _json(exchange, model_infos(shown) if _of_anthropic(exchange) else Models("list", shown))
 
     def model(self, caller: Caller, exchange: Exchange) -> None:
         """GET /v1/models/{id}."""
         name = unquote(exchange.request.path[len(MODELS) + 1 :])
         caller.check_model(name)
-        _json(exchange, self._shown(name))
+        shown = self._shown(name)
+        _json(exchange, model_info(shown) if _of_anthropic(exchange) else shown)
 
     def _shown(self, name: str) -> Model:
         """Return the model of that name. Raise RequestError 404 if there is none."""
@@ -76,6 +81,23 @@ def model_object(name: str, served: Served, created: int) -> Model:
         root=name if is_adapter else None,
         parent=model.name if is_adapter else None,
     )
+
+
+def model_info(model: Model) -> ModelInfo:
+    """Return a model in Anthropic's form."""
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    length = model.max_model_len
+    return ModelInfo(model.id, model.id, created, "active", max_input_tokens=length, max_tokens=length)
+
+
+def model_infos(models: Sequence[Model]) -> ModelInfos:
+    """Return models in Anthropic's form."""
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    return ModelInfos([model_info(model) for model in models], False, first, last)
+
+
+def _of_anthropic(exchange: Exchange) -> bool:
+    return wants_anthropic(exchange.request.path, exchange.request.headers)
 
 
 def _json(exchange: Exchange, value: msgspec.Struct) -> None:

@@ -1,10 +1,10 @@
-"""POST /tokenize and /detokenize, for clients that count tokens."""
+"""POST /tokenize and /detokenize, and what every endpoint that counts tokens does."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -13,7 +13,6 @@ from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Text, Tokens
 from kvasir_platform.gateway.openai.schema.decode import decode_detokenize, decode_tokenize
-from kvasir_platform.gateway.openai.schema.texts import TokenizeBody
 from kvasir_platform.gateway.openai.side_calls import TokenizeCall, detokenize_ids, tokenize_call
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.generate_api import renders_in_thread
@@ -30,7 +29,19 @@ class TextApi:
         """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
         body = decode_tokenize(exchange.request.body)
         model = self._model(caller, exchange, body.model)
-        caller.admit(0, TokenizeTextCall(self._context, caller, exchange, model, body=body))
+        render = partial(tokenize_call, body, model.name, model.tokenizer.template, model.capabilities)
+
+        def shown(call: TokenizeCall, tokens: array[int]) -> Tokens:
+            strings = model.tokenizer.names(tokens) if call.show_strings else None
+            return Tokens(len(tokens), model.context, tokens.tolist(), strings)
+
+        threaded = renders_in_thread(body, len(exchange.request.body))
+        caller.admit(
+            0,
+            TokenizeTextCall(
+                self._context, caller, exchange, model, render=render, shown=shown, threaded=threaded
+            ),
+        )
 
     def detokenize(self, caller: Caller, exchange: Exchange) -> None:
         """POST /detokenize: the text of ids, special tokens and all."""
@@ -81,9 +92,10 @@ class _TextCall(ABC):
 
 
 class TokenizeTextCall(_TextCall):
-    """One call to /tokenize."""
+    """One call that tokenizes the text which `render` makes, in a thread if `threaded`, and answers with what
+    `shown` makes of its ids."""
 
-    __slots__ = ("_body", "_call")
+    __slots__ = ("_call", "_render", "_shown", "_threaded")
 
     def __init__(
         self,
@@ -92,32 +104,32 @@ class TokenizeTextCall(_TextCall):
         exchange: Exchange,
         model: EdgeModel,
         *,
-        body: TokenizeBody,
+        render: Callable[[], TokenizeCall],
+        shown: Callable[[TokenizeCall, array[int]], msgspec.Struct],
+        threaded: bool,
     ) -> None:
         super().__init__(context, caller, exchange, model)
-        self._body = body
+        self._render = render
+        self._shown = shown
+        self._threaded = threaded
         self._call: TokenizeCall
 
     def encoded(self, ids: list[array[int]]) -> None:
-        """Respond with the token ids."""
-        tokens, model = ids[0], self._model
-        strings = model.tokenizer.names(tokens) if self._call.show_strings else None
-        self._respond(Tokens(len(tokens), model.context, tokens.tolist(), strings))
+        """Respond with what is shown of the token ids."""
+        self._respond(self._shown(self._call, ids[0]))
 
     def _work(self) -> None:
-        model = self._model
-        render = partial(tokenize_call, self._body, model.name, model.tokenizer.template, model.capabilities)
-        if renders_in_thread(self._body, len(self._exchange.request.body)):
-            model.tokenizers.later(render, self._rendered, self.failed)
+        if self._threaded:
+            self._model.tokenizers.later(self._render, self._rendered, self.failed)
         else:
-            self._rendered(render())
+            self._rendered(self._render())
 
     def _rendered(self, call: TokenizeCall) -> None:
         self._call = call
         self._model.tokenizers.encode(
             [call.text],
             self,
-            add_special_tokens=self._call.add_special_tokens,
+            add_special_tokens=call.add_special_tokens,
             salt=self._caller.salt(""),
         )
 

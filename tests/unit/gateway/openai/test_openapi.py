@@ -82,6 +82,7 @@ def test_every_code_that_an_answer_carries_is_told_at_its_status(document: dict[
     told = {
         (int(name.removeprefix("Error")), code)
         for name, response in responses.items()
+        if name.startswith("Error")
         for code in response["content"]["application/json"]["schema"]["allOf"][1]["properties"]["error"][
             "properties"
         ]["code"]["enum"]

@@ -24,9 +24,10 @@ from kvasir.ports.clock import Clock
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.wire.codec import decode_to_router, encode_to_router
+from kvasir_platform.gateway.anthropic.message_format import MESSAGES_FORMAT
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
-from kvasir_platform.gateway.openai.answer import AnswerHead, Prompt
-from kvasir_platform.gateway.openai.streamed_answer import ChatShape, CompletionShape, StreamedAnswer
+from kvasir_platform.gateway.openai.answer import Answer, AnswerHead, Prompt
+from kvasir_platform.gateway.openai.answer_formats import CHAT, COMPLETION, AnswerFormat
 from kvasir_platform.gateway.serving.generation import Generation, PromptStream
 from kvasir_router.fast_path import FastPath
 
@@ -81,25 +82,23 @@ def wire() -> Iterator[SocketWire]:
 
 
 def answer_on(
-    wire: SocketWire | RecordingWire, *, chat: bool = True, chunked: bool = True
-) -> tuple[Exchange, StreamedAnswer]:
+    wire: SocketWire | RecordingWire, *, form: AnswerFormat = CHAT, chunked: bool = True
+) -> tuple[Exchange, Answer]:
     exchange = Exchange(HttpRequest("POST", "/", {}, b"", keep_alive=True, chunked=chunked), "r", 0.0, wire)
     head = AnswerHead("id", 7, "model", 1, include_usage=True, prompts=(Prompt(ids(1, 2, 3)),))
-    return exchange, StreamedAnswer(
-        exchange, head, ChatShape() if chat else CompletionShape(), lambda: FIRST_TIMING
-    )
+    return exchange, form.streamed(exchange, head, lambda: FIRST_TIMING)
 
 
 def frame(offset: int, text: str) -> bytes:
     return encode_to_router(WorkerFrame(1, 0, StepBatch((Delta("leg", offset, (offset,), text),))))
 
 
-@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("form", [CHAT, COMPLETION, MESSAGES_FORMAT], ids=lambda form: type(form).__name__)
 @pytest.mark.parametrize("chunked", [True, False])
-def test_the_client_reads_the_same_either_way(wire: SocketWire, chat: bool, chunked: bool) -> None:
+def test_the_client_reads_the_same_either_way(wire: SocketWire, form: AnswerFormat, chunked: bool) -> None:
     recorded = RecordingWire()
-    _, ordinary = answer_on(recorded, chat=chat, chunked=chunked)
-    _, fast_path = answer_on(wire, chat=chat, chunked=chunked)
+    _, ordinary = answer_on(recorded, form=form, chunked=chunked)
+    _, fast_path = answer_on(wire, form=form, chunked=chunked)
     fan, gaps = Fan(), stream_gaps(Histogram((1.0,)))
     for at, text in enumerate(TEXTS):
         ordinary.delta(0, Delta("r", at, (at,), text))
