@@ -152,6 +152,34 @@ async def test_a_conversation_goes_on_by_id_and_is_gone_when_deleted(start: Any)
     )
 
 
+async def test_items_are_sent_by_reference(start: Any) -> None:
+    edge = await start(capabilities=ABLE)
+    edge.router.script = looking
+    client = await edge.client()
+    first = await client.responses.create(model=MODEL, input="Where?", tools=TOOLS)
+    results: Any = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "here"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    asked: Any = {"role": "user", "content": "Where?"}
+    whole: Any = [asked, *[item.to_dict() for item in first.output], *results]
+    refer: Any = [asked, *[{"type": "item_reference", "id": item.id} for item in first.output], *results]
+    edge.router.script = greeting
+    for history in (whole, refer):
+        second = await client.responses.create(model=MODEL, input=history, tools=TOOLS)
+    assert prompt_of(edge, 1) == prompt_of(edge, 2)
+    again: Any = [*refer, {"id": second.output[0].id}, {"role": "user", "content": "And?"}]
+    await client.responses.create(model=MODEL, input=again)
+    assert "Hello there" in prompt_of(edge)
+    await client.responses.delete(first.id)
+    await client.responses.create(model=MODEL, input=again)
+    for unknown in ("msg_1", f"msg_{'0' * 32}00"):
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": unknown}])
+        assert (missing.value.code, missing.value.param) == ("response_not_found", "input[0].id")
+
+
 async def test_a_long_stored_conversation_is_rendered_in_a_thread(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +360,7 @@ async def test_a_background_response_that_cannot_begin_is_an_error_at_once(start
             "unsupported_parameter",
         ),
         ({"input": [{"type": "computer_call", "action": {}}]}, "input[0].type", "unsupported_parameter"),
-        ({"input": [{"id": "msg_1"}]}, "input[0].type", "unsupported_parameter"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_parameter"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0].type",

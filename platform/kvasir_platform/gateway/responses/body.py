@@ -63,8 +63,8 @@ Parts = Annotated[list[InputPart], Meta(max_length=MAX_PARTS)]
 
 
 class InputItem(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """One item of the input: `message` (also without a type), `function_call`, `function_call_output` or
-    `reasoning`."""
+    """One item of the input: `message` (also without a type), `function_call`, `function_call_output`,
+    `reasoning`, or `item_reference` with the id of an item of a stored response."""
 
     type: str | None = None
     id: Hint | None = None

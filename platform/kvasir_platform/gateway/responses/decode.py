@@ -20,6 +20,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
+    "item_reference": ("id",),
 }
 """The types of items that are served, and the fields that each needs."""
 _TOOLS = ("function",)

@@ -17,10 +17,11 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
 from kvasir_platform.gateway.responses.answers import BackgroundFormat, ResponsesFormat
 from kvasir_platform.gateway.responses.background import BackgroundRun
-from kvasir_platform.gateway.responses.body import ResponsesBody
+from kvasir_platform.gateway.responses.body import InputItem, ResponsesBody
 from kvasir_platform.gateway.responses.conversation import chat_body, input_items
 from kvasir_platform.gateway.responses.decode import decode_responses
 from kvasir_platform.gateway.responses.errors import RESPONSES_ERRORS
+from kvasir_platform.gateway.responses.references import next_reference, resolved, response_of
 from kvasir_platform.gateway.responses.stored_items import (
     conversation_of,
     items_json,
@@ -33,6 +34,8 @@ from kvasir_platform.gateway.tenants.caller import Caller
 
 RESPONSES = "/v1/responses"
 CANCEL, INPUT_ITEMS = "/cancel", "/input_items"
+_MAX_REFERRED = 32
+"""Responses that are read for the items that one input refers to."""
 
 _Found = Callable[[StoredResponse | None], None]
 
@@ -54,6 +57,45 @@ class ResponsesApi:
         asked = decode_responses(exchange.request.body)
         self._check(caller, asked)
         caller.check_model(asked.model)
+        self._resolve(caller, exchange, asked, {}, _MAX_REFERRED)
+
+    def _resolve(
+        self,
+        caller: Caller,
+        exchange: Exchange,
+        asked: ResponsesBody,
+        known: dict[str, InputItem],
+        lookups: int,
+    ) -> None:
+        """Go on when the items that the input refers to are `known`, after at most so many `lookups`."""
+        wanted = next_reference(asked, known)
+        if wanted is None:
+            self._continue(caller, exchange, resolved(asked, known))
+            return
+        place, name = wanted
+        response = response_of(name)
+        missing = RequestError(
+            f"Item with id {name[:64]!r} not found: {self._why_not_found()}",
+            status=404,
+            code="response_not_found",
+            param=f"input[{place}].id",
+        )
+        if response is None or not lookups:
+            raise missing
+
+        def found(stored: StoredResponse | None) -> None:
+            if not exchange.open:
+                self._context.errors.refused(CLIENT_CLOSED)
+                return
+            items = {} if stored is None else {item.id or "": item for item in conversation_of(stored)}
+            if name not in items:
+                raise missing
+            self._resolve(caller, exchange, asked, {**items, **known}, lookups - 1)
+
+        self._store.find(caller.tenant, response, self._answered(exchange, found))
+
+    def _continue(self, caller: Caller, exchange: Exchange, asked: ResponsesBody) -> None:
+        """Start a call after the response that it names, if any."""
         earlier = asked.previous_response_id
         if earlier is None:
             self._start(caller, exchange, asked, None)
