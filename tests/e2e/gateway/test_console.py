@@ -116,6 +116,35 @@ async def pictured(tab: Tab, view: str) -> None:
     await tab.screenshot(f"console-{view}")
 
 
+async def test_a_lost_worker_is_named_with_the_reason(product: Any, tab: Tab) -> None:
+    await tab.open(f"http://{product.address}/console")
+    await tab.shows("All is well")
+    await product.cluster.kill("decode-3")
+    await tab.until("document.querySelector('.verdict:not(.good)')")
+    await tab.click(".tools input[type=checkbox]")
+    await tab.until("document.querySelectorAll('[aria-label=Workers] tbody tr').length === 1")
+    (lost,) = await rows(tab, "Workers")
+    assert lost["worker"] == "decode-3"
+    assert lost["state"].endswith("interrupted") or lost["state"].endswith("connecting")
+    assert "decode" in await tab.until("document.querySelector('.verdict').innerText")
+    await pictured(tab, "trouble")
+
+
+async def test_views_are_reached_with_the_keyboard(product: Any, tab: Tab) -> None:
+    await tab.open(f"http://{product.address}/console")
+    await tab.shows("All is well")
+    focused = []
+    for _ in range(3):
+        await tab.press("Tab")
+        focused.append(await tab.until("document.activeElement.innerText"))
+    assert focused == ["Skip to the content", "Fleet", "Requests"]
+    outline = await tab.until("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    await tab.press("Enter", "\r")
+    await tab.shows("No request runs.")
+    await tab.until("document.querySelector('nav [aria-current]').innerText === 'Requests'")
+
+
 async def test_the_page_asks_for_the_key_and_keeps_it_out_of_addresses(
     start: Any, tab: Tab, tmp_path: Path
 ) -> None:

@@ -202,6 +202,10 @@ async def test_the_core_shows_what_is_asked_of_the_whole_deployment() -> None:
         assert (await made.client.get("/status")).text == "/status"
         assert (await made.client.get("/requests")).text == "/requests"
         assert (await made.client.get("/decisions/x")).text == "/decisions/x"
+        for shared in ("status", "requests"):
+            viewers = [made.client.get(f"/console/{shared}") for _ in range(8)]
+            assert {page.text for page in await asyncio.gather(*viewers)} == {f"/{shared}"}
+        assert (await made.client.get("/console/prefixes")).text == "/console/prefixes"
         drained = await made.client.post("/workers/w/drain", json={"reason": "r"})
         assert drained.text == '/workers/w/drain{"reason":"r"}'
         assert (await made.client.post("/recordings/me", json={})).text == "/recordings/me{}"

@@ -86,6 +86,11 @@ export function Figure({
   );
 }
 
+/** Text of the gateway, whose commands and fields stand between backticks. */
+export function Prose({ text }: { text: string }) {
+  return <>{text.split("`").map((part, i) => (i % 2 === 0 ? part : <code key={i}>{part}</code>))}</>;
+}
+
 /** What stands where there is nothing to show: why, and what to do. */
 export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
   return (

@@ -1,7 +1,7 @@
 // Is all well, and if not, where: pools, workers and queues, second by second.
 
 import { useState } from "preact/hooks";
-import { Bar, Empty, Figure, Section, State } from "../parts/basics";
+import { Bar, Empty, Figure, Prose, Section, State } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { count, percent, rate, seconds } from "../lib/format";
 import { queuedIn, type Figures, type History } from "../lib/history";
@@ -61,14 +61,19 @@ function Verdict({ status }: { status: Status }) {
   const down = !well && (!status.ready || problems.some((each) => each.severity === "down"));
   return (
     <div class={`verdict ${well ? "good" : down ? "bad" : "warn"}`} role="status">
-      <p>{sentence}</p>
+      <p>
+        <Prose text={sentence} />
+      </p>
       {problems.length > 0 && (
         <ul>
           {problems.map((each) => (
             <li key={`${each.code}${each.subject}`}>
               <State name={each.severity} tone={each.severity === "down" ? "bad" : "warn"} />
               <span>
-                {each.text} <span class="quiet">{each.remedy}</span>
+                <Prose text={each.text} />{" "}
+                <span class="quiet">
+                  <Prose text={each.remedy} />
+                </span>
               </span>
             </li>
           ))}
