@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -284,6 +286,24 @@ async def test_a_pause_keeps_what_is_shown_and_a_gateway_that_is_gone_is_said() 
         await pilot.pause()
         assert text_of(screen, "verdict") == "STALE: the gateway does not answer"
         assert len(cells(screen)) == 2
+
+
+async def test_quitting_while_it_reads_ends_without_an_error() -> None:
+    gateway = Gateway()
+    reading, quitted = threading.Event(), threading.Event()
+
+    def read() -> TopSnapshot:
+        reading.set()
+        quitted.wait(10.0)
+        return gateway.snapshot
+
+    screen = TopScreen(read, gateway.snapshot, interval_s=3600.0)
+    async with screen.run_test(size=SIZE) as pilot:
+        screen.refresh_now()
+        await asyncio.to_thread(reading.wait, 10.0)
+        await pilot.press("q")
+        quitted.set()
+    assert screen.return_code == 0
 
 
 async def test_at_80_by_24_and_without_colour_everything_is_on_the_screen(

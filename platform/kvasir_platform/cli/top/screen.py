@@ -10,6 +10,7 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
+from textual.worker import get_current_worker
 
 from kvasir.core.errors import KvasirError
 from kvasir_platform.cli.top.snapshot import TopSnapshot
@@ -91,7 +92,9 @@ class TopScreen(App[None]):
             trouble = ""
         except KvasirError as error:
             snapshot, trouble = None, error.message
-        self.call_from_thread(self.take, snapshot, trouble)
+        # The user may have quit meanwhile.
+        if not get_current_worker().is_cancelled:
+            self.call_from_thread(self.take, snapshot, trouble)
 
     def take(self, snapshot: TopSnapshot | None, trouble: str) -> None:
         """Show a snapshot; None: keep the last one, and say why."""
