@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.unit.cli.conftest import CannedGateway
 
-from kvasir_platform.cli.commands.status.local_problems import judged
-from kvasir_platform.cli.commands.status.report import planner_frozen
+from kvasir_platform.cli.commands.status.local_problems import ControlFacts, judged
+from kvasir_platform.cli.commands.status.report import control_facts
 from kvasir_platform.cli.main import main
 from kvasir_platform.cluster.local.commands import listening, socket_path
 from kvasir_platform.cluster.local.launcher import ReplicaStatus
@@ -87,30 +87,31 @@ def test_a_replica_that_does_not_start_is_a_problem_with_its_remedy() -> None:
     )
 
 
-def test_a_pool_that_was_made_smaller_is_no_problem() -> None:
-    short = page(problem("warning", "pool_short"))
-    assert judge(short, replicas=(ready(),)).ok
-    starting = ReplicaStatus("decode", "decode-1", "starting")
-    found = judge(short, replicas=(ready(), starting))
-    assert found.sentence.startswith("Requests are served, but pool_short")
+def test_a_pool_that_was_made_smaller_is_no_problem_until_it_lacks_a_worker() -> None:
+    short = page(problem("warning", "pool_short")) | {"pools": [{"pool": "decode", "serving": 1}]}
+    assert judged(state(), short, "", running=True, control=ControlFacts("", {"decode": 1})).ok
+    for sizes in ({"decode": 2}, {}):
+        found = judged(state(replicas=(ready(),)), short, "", running=True, control=ControlFacts("", sizes))
+        assert found.sentence.startswith("Requests are served, but pool_short")
 
 
 def test_planner_that_keeps_sizes_is_a_warning() -> None:
-    found = judged(state(), WELL, "", running=True, frozen="the load of a router is not known")
+    frozen = ControlFacts("the load of a router is not known")
+    found = judged(state(), WELL, "", running=True, control=frozen)
     assert found.sentence.startswith("Requests are served, but pool sizes are kept: the load of a router")
 
 
 @pytest.mark.parametrize(
-    ("explanation", "why"),
+    ("explanation", "facts"),
     [
-        ({"by_hand": []}, ""),
-        ({"by_hand": [], "pools": [], "frozen": None}, ""),
-        ({"by_hand": [], "pools": [], "frozen": "no router has reported yet"}, "no router has reported yet"),
+        ({"by_hand": [{"pool": "decode", "size": 3, "serving": 1}]}, ControlFacts("", {"decode": 3})),
+        ({"by_hand": [], "pools": [], "frozen": None}, ControlFacts()),
+        ({"by_hand": [], "pools": [], "frozen": "no router yet"}, ControlFacts("no router yet")),
     ],
     ids=["no planner", "sizes", "keeps sizes"],
 )
 def test_a_control_process_is_asked_why_it_keeps_sizes(
-    tmp_path: Path, explanation: dict[str, Any], why: str
+    tmp_path: Path, explanation: dict[str, Any], facts: ControlFacts
 ) -> None:
     with listening(socket_path(tmp_path)) as commands:
 
@@ -120,12 +121,12 @@ def test_a_control_process_is_asked_why_it_keeps_sizes(
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert planner_frozen(state(temp_dir=str(tmp_path))) == why
+        assert control_facts(state(temp_dir=str(tmp_path))) == facts
         thread.join()
 
 
 def test_without_a_control_process_nothing_is_known_of_sizes(tmp_path: Path) -> None:
-    assert planner_frozen(state(temp_dir=str(tmp_path))) == ""
+    assert control_facts(state(temp_dir=str(tmp_path))) == ControlFacts()
 
 
 @pytest.mark.parametrize(

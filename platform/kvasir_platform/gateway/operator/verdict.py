@@ -6,6 +6,7 @@ Problems are ranked by what clients notice. Workers with the same problem make o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -176,8 +177,10 @@ def _plural(verb: str) -> str:
 
 
 def _pools(facts: StatusFacts) -> Iterator[StatusProblem]:
+    known = Counter(view.pool for view in facts.workers)
     for pool in facts.pools:
-        short = pool.desired - pool.serving
+        # Workers that are known and do not serve, such as those that drain, are problems of their own.
+        short = pool.desired - max(pool.serving, known[pool.pool])
         if short <= 0:
             continue
         starts = f", {pool.starting} of the others start" if pool.starting else ""

@@ -106,7 +106,12 @@ FAULTS = [
     ),
     (with_worker(health=HealthView(panic=True)), "degraded", "panic", "too many workers of pool decode"),
     (with_pool(3, 2, 0), "warning", "pool_short", "2 of 3 replicas of pool decode serve"),
-    (with_pool(3, 0, 1), "degraded", "pool_short", "0 of 3 replicas of pool decode serve, 1 of the others"),
+    (
+        replace(with_pool(3, 0, 1), workers=()),
+        "degraded",
+        "pool_short",
+        "0 of 3 replicas of pool decode serve, 1 of the others",
+    ),
     (with_pool(3, 2, 1), "warning", "pool_short", "2 of 3 replicas of pool decode serve, 1 of the others"),
     (
         with_worker(load=EngineLoad(waiting=7, kv_usage=0.99)),
@@ -177,6 +182,11 @@ def test_what_is_configured_or_passes_by_itself_is_no_problem() -> None:
         replace(WELL, certificates={"c.pem": 90 * DAY_S}, limits_shared=True, discovery_stale_s=5.0),
     ]
     assert [problems_of(facts) for facts in fine] == [[]] * len(fine)
+
+
+def test_a_worker_that_drains_is_not_missing_from_its_pool_too() -> None:
+    drains = replace(with_worker(state="draining"), pools=with_pool(2, 1, 0).pools)
+    assert [each.code for each in problems_of(drains)] == ["worker_draining"]
 
 
 def test_the_most_severe_problem_is_named_and_the_others_are_counted() -> None:

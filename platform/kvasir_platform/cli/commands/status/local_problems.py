@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir_platform.cluster.local.launcher import ReplicaStatus
@@ -13,12 +14,26 @@ from kvasir_platform.gateway.operator.verdict import verdict
 _SEEN = "pool_short"
 
 
+@dataclass(frozen=True, slots=True)
+class ControlFacts:
+    """What a control process says: why its planner keeps the sizes of pools, "" if it does not, and the sizes
+    of the pools that no planner sizes, which `kvasir scale` may have set."""
+
+    frozen: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
 def judged(
-    state: DeploymentState, page: dict[str, Any] | None, problem: str, *, running: bool, frozen: str = ""
+    state: DeploymentState,
+    page: dict[str, Any] | None,
+    problem: str,
+    *,
+    running: bool,
+    control: ControlFacts | None = None,
 ) -> StatusVerdict:
     """Return the verdict on a deployment. `page` is what its gateway answers to /status, None without an
-    answer, for the reason `problem`; `running`: its supervisor lives; `frozen`: why its planner keeps the
-    sizes of pools, "" if it does not."""
+    answer, for the reason `problem`; `running`: its supervisor lives."""
+    control = ControlFacts() if control is None else control
     if not running:
         text = f"the supervisor of {state.name} was killed, and parts of it may still run"
         found = [
@@ -33,24 +48,28 @@ def judged(
         remedy = "read the router's log: `kvasir logs router`"
         return verdict([StatusProblem("down", "no_answer", "router", problem, remedy)], "")
     known = page.get("verdict") or {"ok": True, "sentence": "All is well.", "problems": []}
-    complete = _complete(state.replicas)
+    scaled = _scaled(page, control.sizes)
     problems = [
         StatusProblem(**each)
         for each in known["problems"]
-        if each["code"] != _SEEN or each["subject"] not in complete
+        if each["code"] != _SEEN or each["subject"] not in scaled
     ]
-    return verdict([*problems, *_replicas(state.replicas), *_frozen(frozen)], _well(known, page))
+    found = [*problems, *_replicas(state.replicas), *_frozen(control.frozen)]
+    return verdict(found, _well(known, page))
 
 
 def _well(known: dict[str, Any], page: dict[str, Any]) -> str:
     """Return the gateway's sentence if all is well, also where it named only what does not count here."""
-    return str(known["sentence"]) if known["ok"] else f"All is well: {len(page['workers'])} workers."
+    if known["ok"]:
+        return str(known["sentence"])
+    count = len(page["workers"])
+    return f"All is well: {count} {'worker serves' if count == 1 else 'workers serve'}."
 
 
-def _complete(replicas: Sequence[ReplicaStatus]) -> set[str]:
-    """Return the pools all of whose replicas run: `kvasir scale` may have made one smaller than its spec."""
-    pools = {each.pool for each in replicas}
-    return pools - {each.pool for each in replicas if each.state != "ready"}
+def _scaled(page: dict[str, Any], sizes: Mapping[str, int]) -> set[str]:
+    """Return the pools that have the size to which `kvasir scale` set them, whatever their spec says."""
+    serving = {each["pool"]: each["serving"] for each in page.get("pools", ())}
+    return {pool for pool, size in sizes.items() if serving.get(pool, 0) >= size}
 
 
 def _replicas(replicas: Sequence[ReplicaStatus]) -> Iterator[StatusProblem]:

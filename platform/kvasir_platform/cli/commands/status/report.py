@@ -14,7 +14,7 @@ import psutil
 from msgspec import to_builtins
 
 from kvasir.core.errors import ConfigError, KvasirError, UpstreamError
-from kvasir_platform.cli.commands.status.local_problems import judged, pool_problems
+from kvasir_platform.cli.commands.status.local_problems import ControlFacts, judged, pool_problems
 from kvasir_platform.cli.common.gateway_client import status_of
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput, duration, size, table
@@ -120,7 +120,7 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
         "problem": problem,
         "verdict": to_builtins(
             judged(
-                state, page, problem, running=running, frozen="" if page is None else planner_frozen(state)
+                state, page, problem, running=running, control=None if page is None else control_facts(state)
             )
         ),
         "workers": [] if page is None else [each for each in page["workers"] if isinstance(each, dict)],
@@ -130,16 +130,17 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
     }
 
 
-def planner_frozen(state: DeploymentState) -> str:
-    """Return why the planner keeps the sizes of pools; "" if it does not, if none is sized by it, or if it
-    does not say."""
+def control_facts(state: DeploymentState) -> ControlFacts:
+    """Return what the control process of a deployment says; nothing if it does not answer."""
     try:
         for answer in ask(socket_path(Path(state.temp_dir)), ControlCommand("explain", ""), _PLANNER_S):
             if answer["event"] != "refused":
-                return str(answer["explanation"].get("frozen") or "")
+                story = answer["explanation"]
+                sizes = {each["pool"]: each["size"] for each in story["by_hand"]}
+                return ControlFacts(story.get("frozen") or "", sizes)
     except UpstreamError:
         pass
-    return ""
+    return ControlFacts()
 
 
 def measure(
