@@ -19,6 +19,7 @@ from kvasir.core.requests import (
     ToolCallDelta,
 )
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
+from kvasir_platform.gateway.console.site_files import CONSOLE
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -172,7 +173,8 @@ def code_of(error: dict[str, Any]) -> str:
 
 async def test_every_path_is_documented_and_every_documented_path_is_there(edge: Any) -> None:
     document = json.loads((await edge.get("/openapi.json")).body)
-    routed = set(edge.gateway._routes)
+    # What the console reads is for its own pages, which are of the same version.
+    routed = {path for path in edge.gateway._routes if not path.startswith(CONSOLE)}
     documented = {path for path in document["paths"] if "{" not in path}
     assert documented == routed
     for path, methods in document["paths"].items():
