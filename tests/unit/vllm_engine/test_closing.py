@@ -20,12 +20,13 @@ from kvasir_workers.engines.vllm.output.closing import (
     allows,
 )
 
-TOKENS = ("<end>", *'abcxyz0159"{}[]:,.-@ ', "name", '","', '":"', '"}', "},{", "abc")
+TOKENS = ("<end>", *'abcxyz0159"{}[]:,.-@ </parmt>eg_vlu', "name", '","', '":"', '"}', "},{", "abc")
 END = 0
 TEXT = r'"[^"]*"'
 FLAT = rf'\{{"name":{TEXT},"xyz":{TEXT}\}}'
 LIST = rf'\{{"name":\[({FLAT}(,{FLAT})*)?\]\}}'
 NUMBER = r'\{"a":-?[0-9]+(\.[0-9]+)?\}'
+XML = "(<parameter>[^<]*</parameter>|<arg_value>[^<]*</arg_value>)zz"
 CALLS = rf"(abc{FLAT}zzz)+"
 
 
@@ -130,7 +131,7 @@ class Run:
         """Return the text; unless it `ends` by itself, the model avoids what closes or ends it."""
         while len(self.output) < self._limit:
             allowed = self.allowed()
-            wordy = [token for token in allowed if token and not set(TOKENS[token]) & set('"}]')]
+            wordy = [token for token in allowed if token and not set(TOKENS[token]) & set('"}]<')]
             self.take(rng.choice(allowed if ends else wordy or allowed))
             if self.output[-1] == END:
                 break
@@ -151,8 +152,10 @@ def mask() -> Any:
     return np.zeros((1, 2), np.int32)
 
 
-@pytest.mark.parametrize("limit", [60, 200])
-@pytest.mark.parametrize("pattern", [FLAT, LIST, NUMBER, CALLS], ids=["strings", "list", "number", "calls"])
+@pytest.mark.parametrize("limit", [90, 200])
+@pytest.mark.parametrize(
+    "pattern", [FLAT, LIST, NUMBER, CALLS, XML], ids=["strings", "list", "number", "calls", "xml"]
+)
 def test_an_output_is_complete_at_its_limit(pattern: str, limit: int) -> None:
     for seed in range(2):
         run = Run(pattern, limit)
@@ -251,6 +254,6 @@ def test_a_tokenizer_without_single_characters_completes_less() -> None:
     vocabulary = ClosingVocabulary(Vocabulary(["<end>", "abc"]))
     words = np.array([3], np.uint32)
     assert not vocabulary.in_text(words)
-    assert vocabulary.closing(words, None) == 0
-    assert vocabulary.closing(np.array([2], np.uint32), None) == 1
-    assert vocabulary.closing(np.zeros(1, np.uint32), None) is None
+    assert vocabulary.closing(words, []) == 0
+    assert vocabulary.closing(np.array([2], np.uint32), []) == 1
+    assert vocabulary.closing(np.zeros(1, np.uint32), []) is None

@@ -34,12 +34,17 @@ _ROOM = 32
 """Tokens beyond the completion that are kept free outside of strings, where one token may begin an object
 that takes many."""
 _ROOM_IN_TEXT = 8
+_SAID = 32
+"""Number of last tokens that the search looks back to."""
 _FEW = 64
 """Maximum number of allowed tokens of which the longest is searched."""
 _CLOSING = '}]":,'
 _OTHERS = "@:.-/" + string.digits + string.ascii_letters + "_ "
 _CONTENT = "x"
 """A character that JSON has in strings only, except in keys and values that a schema prescribes."""
+_MARKS = '""</parameter></arg_value>'
+"""What ends text in calls that models write as XML (xgrammar's `qwen_xml` and `glm_xml`), after two quotes:
+one ends a JSON string."""
 _BLANK = " \n\r\tĠĊĉč▁"
 
 Words = NDArray[np.uint32]
@@ -53,18 +58,23 @@ class ClosingVocabulary:
         self._tokenizer = tokenizer
         self._ids: dict[str, int] = {}
         self._ranks: dict[int, tuple[bool, int]] = {}
-        for char in _CLOSING + _OTHERS:
+        for char in {*_CLOSING, *_OTHERS, *_MARKS}:
             token = tokenizer.convert_tokens_to_ids(char)
             if isinstance(token, int) and tokenizer.convert_ids_to_tokens(token) == char:
                 self._ids[char] = token
+        marks = [self._ids.get(char) for char in _MARKS]
+        self._marks = [] if None in marks else marks
 
     def in_text(self, words: Words) -> bool:
         """Whether the mask is that of a string's content, or of free text."""
         return all(self._allowed(words, char) is not None for char in '"}]')
 
-    def closing(self, words: Words, last: int | None) -> int | None:
+    def closing(self, words: Words, said: Sequence[int]) -> int | None:
         """Return the allowed token that is likely to lead to the end the soonest, None if none is known.
-        `last` is the one before it: repeating it may not lead anywhere."""
+        `said` are those before it: repeating the last may not lead anywhere."""
+        if self.in_text(words) and (found := self._mark_after(said)) is not None:
+            return found
+        last = said[-1] if said else None
         for char in '"' if self._allowed(words, _CONTENT) is not None else _CLOSING:
             if (found := self._allowed(words, char)) is not None:
                 return found
@@ -74,6 +84,13 @@ class ClosingVocabulary:
             return found
         others = [found for char in _OTHERS if (found := self._allowed(words, char)) is not None]
         return next((each for each in others if each != last), others[0] if others else None)
+
+    def _mark_after(self, said: Sequence[int]) -> int | None:
+        """Return the next token of the marks, once two quotes have not ended a text."""
+        for begun in range(len(self._marks) - 1, 1, -1):
+            if list(said[-begun:]) == self._marks[:begun]:
+                return self._marks[begun]
+        return None
 
     def _allowed(self, words: Words, char: str) -> int | None:
         found = self._ids.get(char)
@@ -190,7 +207,7 @@ class ClosingGrammar:
                 if self._cpu_s() - begun > SEARCH_S:
                     self._searches = False
                     break
-                token = self._vocabulary.closing(words, next(reversed(found or self._accepted), None))
+                token = self._vocabulary.closing(words, [*self._accepted[-_SAID:], *found])
                 if token is None or not self._grammar.accept_tokens("", [token]):
                     break
                 found.append(token)
