@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from kvasir.core.requests import FinishReason, Usage
-from kvasir_platform.gateway.openai.answer import AnswerHead, stop_reason
+from kvasir_platform.gateway.openai.answer import AnswerHead
 
 _encode = msgspec.json.Encoder().encode
 
@@ -215,7 +215,6 @@ def message_stop(
         )
     if finish is FinishReason.CONTENT_FILTER:
         return MessageStopReason("refusal", None)
-    sequence = None if stopped_by is None else stop_reason(head, stopped_by)
-    if isinstance(sequence, str):
-        return MessageStopReason("stop_sequence", sequence)
+    if stopped_by in head.stops:
+        return MessageStopReason("stop_sequence", stopped_by)
     return MessageStopReason("tool_use" if called else "end_turn", None)

@@ -184,6 +184,8 @@ def test_thinking_text_and_calls_are_blocks_one_after_another() -> None:
         ({}, end(FinishReason.CONTENT_FILTER), "refusal", None),
         ({"stops": ("END",)}, end(stop_reason="END"), "stop_sequence", "END"),
         ({"stops": ("17",)}, end(stop_reason="17"), "stop_sequence", "17"),
+        # A structured output that was completed for its limit.
+        ({"stops": ("END",)}, end(stop_reason="max_tokens"), "end_turn", None),
         ({}, end(stop_reason="17"), "end_turn", None),
     ],
 )
