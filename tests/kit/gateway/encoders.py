@@ -36,8 +36,10 @@ class Liar:
     def vocabulary(self) -> int:
         return self._honest.vocabulary
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
-        made = self._honest.encode(texts, add_special_tokens=add_special_tokens)
+    def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, ordinary: bool = False
+    ) -> list[bytes]:
+        made = self._honest.encode(texts, add_special_tokens=add_special_tokens, ordinary=ordinary)
         if self._error is not None and any(self._wrong in text for text in texts):
             raise self._error
         return [

@@ -36,6 +36,7 @@ from kvasir_platform.gateway.openai.schema.texts import (
 )
 from kvasir_platform.gateway.openai.side_calls import detokenize_ids, embedding_call, tokenize_call
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+from kvasir_platform.gateway.prompt.control_tokens import control_tokens
 from kvasir_platform.gateway.serving.generate_api import renders_in_thread
 
 PIECE = 256 << 10
@@ -47,6 +48,7 @@ DEEP = 60
 VOCABULARY = 4096
 ALL = ModelCapabilities(embeds=True, tools=True, reasoning=True)
 TEMPLATE = ChatTemplate.from_folder(resolve_model("kvasir-tiny"))
+CONTROL = control_tokens((resolve_model("kvasir-tiny") / "tokenizer.json").read_bytes())
 
 Value = tuple[str, Any]
 """What the value is, and the value."""
@@ -82,6 +84,10 @@ def work(run: Callable[[], object], limit: int) -> int:
     return count
 
 
+def takes_long(data: bytes) -> bool:
+    return CONTROL is not None and CONTROL.takes_long(data, len(data))
+
+
 def handled(kind: type[Struct], data: bytes) -> None:
     """What the event loop does with a body, from its first byte to the texts to be tokenized."""
     body = Body()
@@ -90,16 +96,16 @@ def handled(kind: type[Struct], data: bytes) -> None:
     whole = body.take()
     if kind is ChatBody:
         chat = decode_chat(whole)
-        if not renders_in_thread(chat, len(data)):
-            chat_call(chat, TEMPLATE, VOCABULARY, ALL)
+        if not (renders_in_thread(chat, len(whole)) or takes_long(whole)):
+            chat_call(chat, TEMPLATE, VOCABULARY, ALL, control=CONTROL)
     elif kind is CompletionBody:
-        completion_call(decode_completion(whole), VOCABULARY, ALL)
+        completion_call(decode_completion(whole), VOCABULARY, ALL, control=CONTROL)
     elif kind is EmbeddingBody:
-        embedding_call(decode_embedding(whole), VOCABULARY, ALL)
+        embedding_call(decode_embedding(whole), VOCABULARY, ALL, CONTROL)
     elif kind is TokenizeBody:
         tokenize = decode_tokenize(whole)
-        if not renders_in_thread(tokenize, len(data)):
-            tokenize_call(tokenize, "m", TEMPLATE, ALL)
+        if not (renders_in_thread(tokenize, len(whole)) or takes_long(whole)):
+            tokenize_call(tokenize, "m", TEMPLATE, ALL, (CONTROL, CONTROL))
     else:
         detokenize_ids(decode_detokenize(whole), VOCABULARY)
 
@@ -189,6 +195,8 @@ def _lists(item: inspect.Type, limit: int | None) -> Iterator[Value]:
 def _texts(limit: int | None) -> Iterator[Value]:
     for what, text in (
         ("letters", "word " * (LONG // 5)),
+        ("control tokens", "<|end|>" * (LONG // 8)),
+        ("some control tokens", "<|end|>" * 1000),
         ("JSON text", '{"a":[' + "[]," * (MANY - 3) + "[]]}"),
         ("an ambiguous pattern", "((a*)*)*"),
         ("a large pattern", "[a-z](b|c)" * 300),
@@ -205,6 +213,8 @@ def _objects(keys: int | None) -> Iterator[Value]:
     yield "many objects", wide
     yield "many arrays", {"enum": [[]] * MANY}
     yield "many values", {"enum": [0] * VALUES}
+    yield "values and a control token", {"enum": [0] * 3_900, "title": "<|end|>"}
+    yield "texts and control tokens", {"enum": ["<|end|>"] * 790}
     yield "many strings", {"enum": ["a"] * (VALUES // 2)}
     yield "depth", deep
     yield "depth many times", {"anyOf": [deep] * (MANY // (2 * DEEP))}

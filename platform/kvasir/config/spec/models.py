@@ -64,6 +64,10 @@ class WeightsSpec(Spec):
     chat_template: str | None = None
     """Chat template in place of the model's own: Jinja, or the path of a file with it, which routers and
     workers must both have. Text with `{{` or `{%` is Jinja."""
+    control_tokens: Literal["escape", "escape_messages", "allow"] = "escape"
+    """Text of clients that reads like a special token. `escape` tokenizes it as ordinary text, in messages,
+    prompts and inputs. `escape_messages` does so in chats only, for clients that apply the chat template
+    themselves and send prompts. `allow` makes it that token everywhere, like vLLM."""
     generation_config: Literal["auto", "none"] = "auto"
     """`auto` takes temperature, top_p, top_k, min_p and penalties of requests that set none from the model's
     generation_config.json, like vLLM's server. `none` uses OpenAI's defaults."""

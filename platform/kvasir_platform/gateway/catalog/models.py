@@ -14,13 +14,15 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import RequestError
 from kvasir.ports.router import AdapterCatalog
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, model_capabilities
+from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
 from kvasir_platform.gateway.prompt.tokenization import Tokenizer, TokenizerPool
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeModel:
     """One model. `context` is in tokens; `matryoshka` holds the dimensions that embeddings may be cut to,
-    None if they cannot be cut; `defaults` are for requests that set no sampling parameters."""
+    None if they cannot be cut; `defaults` are for requests that set no sampling parameters. `control_tokens`
+    is ModelSpec's."""
 
     name: str
     context: int
@@ -29,6 +31,7 @@ class EdgeModel:
     tokenizers: TokenizerPool
     matryoshka: Matryoshka | None = None
     defaults: SamplingDefaults = NEUTRAL
+    control_tokens: str = "escape"
 
     @classmethod
     def of(
@@ -48,7 +51,19 @@ class EdgeModel:
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),
             matryoshka=matryoshka,
             defaults=defaults,
+            control_tokens=view.model.control_tokens,
         )
+
+    @property
+    def control_in_chats(self) -> ControlTokens | None:
+        """The special tokens that are ordinary text in what clients write in chats; None: they are special
+        there too."""
+        return None if self.control_tokens == "allow" else self.tokenizer.control
+
+    @property
+    def control_in_prompts(self) -> ControlTokens | None:
+        """As `control_in_chats`, for prompts and inputs."""
+        return self.tokenizer.control if self.control_tokens == "escape" else None
 
     @property
     def tokenizer(self) -> Tokenizer:

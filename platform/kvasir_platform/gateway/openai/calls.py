@@ -7,7 +7,7 @@ and its error names the field.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from kvasir_platform.gateway.openai.schema.texts import CompletionBody
 from kvasir_platform.gateway.openai.structured import structured
 from kvasir_platform.gateway.openai.toolbox import Toolbox, parsing, toolbox
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,11 @@ def chat_call(
     vocabulary: int,
     capabilities: ModelCapabilities = TEXT_ONLY,
     defaults: SamplingDefaults = NEUTRAL,
+    *,
+    control: ControlTokens | None = None,
 ) -> Call:
-    """Return the call of a chat request to a model with these `defaults`. Raise RequestError."""
+    """Return the call of a chat request to a model with these `defaults`. With `control`, control tokens in
+    the client's texts are ordinary text. Raise RequestError."""
     check_generates(capabilities, body.model)
     box = toolbox(body, capabilities)
     kwargs = _template_kwargs(body)
@@ -107,6 +111,7 @@ def chat_call(
         options=options,
         template=template,
         capabilities=capabilities,
+        control=control,
     )
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return Call(
@@ -143,10 +148,12 @@ def completion_call(
     vocabulary: int,
     capabilities: ModelCapabilities = TEXT_ONLY,
     defaults: SamplingDefaults = NEUTRAL,
+    control: ControlTokens | None = None,
 ) -> Call:
-    """Return the call of a completion request to a model with these `defaults`. Raise RequestError."""
+    """Return the call of a completion request to a model with these `defaults`. With `control`, control
+    tokens in prompts are ordinary text. Raise RequestError."""
     check_generates(capabilities, body.model)
-    prompts = prompts_of(body.prompt, vocabulary, "prompt", MAX_PROMPTS)
+    prompts = prompts_of(body.prompt, vocabulary, "prompt", MAX_PROMPTS, control)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise bad(f"prompt × n makes more than {MAX_CHOICES} choices.", "n")
     echo = bool(body.echo)
@@ -193,9 +200,10 @@ def render_chat(
     options: ChatOptions,
     template: ChatTemplate | None,
     capabilities: ModelCapabilities,
+    control: ControlTokens | None = None,
 ) -> str:
-    """Return the rendered prompt of a chat. Raise RequestError if the model has no template or it rejects the
-    chat."""
+    """Return the rendered prompt of a chat: a UserText if, with `control`, the client wrote control tokens.
+    Raise RequestError if the model has no template or it rejects the chat."""
     if template is None:
         raise unsupported("messages", f"The model {model!r} has no chat template; use /v1/completions.")
     if options.chat_template is not None:
@@ -214,22 +222,34 @@ def render_chat(
     if kwargs:
         check_depth(kwargs, "chat_template_kwargs")
     going_on = bool(options.continue_final_message)
-    return template.render(
-        messages,
-        kwargs,
-        box.tools or None,
-        documents=options.documents or None,
-        add_generation_prompt=options.add_generation_prompt is not False and not going_on,
-        continue_final_message=going_on,
-    )
+    shown = template
+
+    def render(messages: Sequence[Any], more: Sequence[Any]) -> str:
+        variables, tools, documents = more
+        return shown.render(
+            messages,
+            variables,
+            tools or None,
+            documents=documents or None,
+            add_generation_prompt=options.add_generation_prompt is not False and not going_on,
+            continue_final_message=going_on,
+        )
+
+    more = (kwargs, box.tools, options.documents)
+    return render(messages, more) if control is None else control.rendered(messages, more, render)
 
 
 def prompts_of(
-    prompt: str | list[str | int | list[int]], vocabulary: int, param: str, limit: int
+    prompt: str | list[str | int | list[int]],
+    vocabulary: int,
+    param: str,
+    limit: int,
+    control: ControlTokens | None = None,
 ) -> tuple[str | array[int], ...]:
-    """Return the texts or token ids of a `prompt` or `input`. Raise RequestError for more than `limit`."""
+    """Return the texts or token ids of a `prompt` or `input`: a UserText for each text that, with `control`,
+    has control tokens. Raise RequestError for more than `limit`."""
     if isinstance(prompt, str):
-        return (prompt,)
+        return (prompt if control is None else control.prompt(prompt),)
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise RequestError(f"{param} mixes text and token ids.", code="invalid_type", param=param)
@@ -237,8 +257,9 @@ def prompts_of(
         return (_ids(prompt, vocabulary, param),)
     if len(prompt) > limit:
         raise bad(f"{param} has more than {limit} entries.", param)
+    texts = str if control is None else control.prompt
     return tuple(
-        item if isinstance(item, str) else _ids(item, vocabulary, f"{param}[{i}]")
+        texts(item) if isinstance(item, str) else _ids(item, vocabulary, f"{param}[{i}]")
         for i, item in enumerate(prompt)
     )
 

@@ -13,6 +13,7 @@ from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad
 from kvasir_platform.gateway.openai.schema.texts import DetokenizeBody, EmbeddingBody, TokenizeBody
 from kvasir_platform.gateway.openai.toolbox import Toolbox, template_tools
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,16 @@ class TokenizeCall:
     show_strings: bool
 
 
-def embedding_call(body: EmbeddingBody, vocabulary: int, capabilities: ModelCapabilities) -> EmbeddingCall:
-    """Return the call for the body of an embeddings request. Raise RequestError."""
+def embedding_call(
+    body: EmbeddingBody,
+    vocabulary: int,
+    capabilities: ModelCapabilities,
+    control: ControlTokens | None = None,
+) -> EmbeddingCall:
+    """Return the call for the body of an embeddings request. With `control`, control tokens in inputs are
+    ordinary text. Raise RequestError."""
     check_embeds(capabilities, body.model)
-    inputs = prompts_of(body.input, vocabulary, "input", MAX_INPUTS)
+    inputs = prompts_of(body.input, vocabulary, "input", MAX_INPUTS, control)
     for i, each in enumerate(inputs):
         if not each:
             raise bad("An input is empty.", f"input[{i}]" if isinstance(body.input, list) else "input")
@@ -57,12 +64,20 @@ def embedding_call(body: EmbeddingBody, vocabulary: int, capabilities: ModelCapa
 
 
 def tokenize_call(
-    body: TokenizeBody, model: str, template: ChatTemplate | None, capabilities: ModelCapabilities
+    body: TokenizeBody,
+    model: str,
+    template: ChatTemplate | None,
+    capabilities: ModelCapabilities,
+    control: tuple[ControlTokens | None, ControlTokens | None] = (None, None),
 ) -> TokenizeCall:
-    """Return the call for the body of a tokenize request to `model`. Raise RequestError."""
+    """Return the call for the body of a tokenize request to `model`. `control` has the control tokens that
+    are ordinary text in prompts, and in chats. Raise RequestError."""
     strings = bool(body.return_token_strs)
+    in_prompts, in_chats = control
     if body.messages is None:
-        return TokenizeCall(body.prompt or "", body.add_special_tokens is not False, strings)
+        text = body.prompt or ""
+        shown = text if in_prompts is None else in_prompts.prompt(text)
+        return TokenizeCall(shown, body.add_special_tokens is not False, strings)
     text = render_chat(
         template_messages(body.messages),
         model=model,
@@ -71,6 +86,7 @@ def tokenize_call(
         options=ChatOptions(body.chat_template, body.add_generation_prompt, body.continue_final_message),
         template=template,
         capabilities=capabilities,
+        control=in_chats,
     )
     return TokenizeCall(text, bool(body.add_special_tokens), strings)
 

@@ -82,8 +82,11 @@ class Encoder(Protocol):
         """Upper bound of ids, exclusive."""
         ...
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
-        """Return the ids of each text, as native uint32."""
+    def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, ordinary: bool = False
+    ) -> list[bytes]:
+        """Return the ids of each text, as native uint32. `ordinary`: special tokens in texts are ordinary
+        text."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -107,6 +110,8 @@ class Reference:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
+        self._splitting: HfTokenizer | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def from_file(cls, path: Path) -> Reference:
@@ -122,10 +127,22 @@ class Reference:
         """See `Encoder`."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
+    def splitting(self) -> HfTokenizer:
+        """Return a second instance, for which special tokens in texts are ordinary text: that is a setting of
+        an instance. The first call takes as long as loading the tokenizer."""
+        with self._lock:
+            if self._splitting is None:
+                self._splitting = HfTokenizer.from_str(self.tokenizer.to_str())
+                self._splitting.encode_special_tokens = True
+            return self._splitting
+
+    def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, ordinary: bool = False
+    ) -> list[bytes]:
         """See `Encoder`."""
+        tokenizer = self.splitting() if ordinary else self.tokenizer
         # Only the batch call releases the GIL, and `fast` omits offsets.
-        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [array("I", encoding.ids).tobytes() for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -157,9 +174,13 @@ class Fast:
         """See `Encoder`."""
         return int(self._tokenizer.vocab_size)
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
+    def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, ordinary: bool = False
+    ) -> list[bytes]:
         """See `Encoder`."""
-        flat, bounds = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=add_special_tokens)
+        flat, bounds = self._tokenizer.encode_batch_flat(
+            list(texts), add_special_tokens=add_special_tokens, split_special_tokens=ordinary
+        )
         if len(texts) == 1:
             return [flat]
         ends = array("Q", bounds)
@@ -200,11 +221,15 @@ class ProvenEncoder:
         """See `Encoder`."""
         return self._fast.vocabulary
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
+    def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, ordinary: bool = False
+    ) -> list[bytes]:
         """See `Encoder`."""
         if self._odd and any(odd in text for text in texts if not text.isascii() for odd in self._odd):
-            return self._load().encode(texts, add_special_tokens=add_special_tokens)
-        return self._run(lambda encoder: encoder.encode(texts, add_special_tokens=add_special_tokens))
+            return self._load().encode(texts, add_special_tokens=add_special_tokens, ordinary=ordinary)
+        return self._run(
+            lambda encoder: encoder.encode(texts, add_special_tokens=add_special_tokens, ordinary=ordinary)
+        )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """See `Encoder`."""
@@ -305,7 +330,21 @@ def find_difference(reference: Reference, fast: Encoder, conversation: str, odd:
                 shown = reference.decode(array("I", ids), skip_special_tokens=skip)
                 if shown != fast.decode(array("I", ids), skip_special_tokens=skip):
                     return f"another text of the tokens of {text[:64]!r}, skip_special_tokens={skip}"
-    return None
+    return _ordinary_difference(reference, fast, odd)
+
+
+def _ordinary_difference(reference: Reference, fast: Encoder, odd: str) -> str | None:
+    """Return the first difference for special tokens as ordinary text. Nothing else may use `reference`."""
+    texts = [text for text in _special_texts(reference) if not any(char in text for char in odd)]
+    reference.tokenizer.encode_special_tokens = True
+    try:
+        expected = reference.encode(texts, add_special_tokens=True)
+    finally:
+        reference.tokenizer.encode_special_tokens = False
+    found = fast.encode(texts, add_special_tokens=True, ordinary=True)
+    differing = (text for text, ids, other in zip(texts, expected, found, strict=True) if ids != other)
+    text = next(differing, None)
+    return None if text is None else f"other tokens for {text[:64]!r} as ordinary text"
 
 
 def file_digest(path: Path) -> str:

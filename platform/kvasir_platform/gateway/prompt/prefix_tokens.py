@@ -43,43 +43,55 @@ _INDEPENDENT = frozenset(
 """Pre-tokenizers that treat every stretch between added tokens alike."""
 
 
-class _Added(msgspec.Struct):
+class AddedText(msgspec.Struct):
+    """A token that is matched as text before all others."""
+
     content: str = ""
+    special: bool = False
     single_word: bool = False
     lstrip: bool = False
     rstrip: bool = False
     normalized: bool = True
 
 
-class _Step(msgspec.Struct):
+class PreTokenizer(msgspec.Struct):
+    """A pre-tokenizer, with its steps if it is a sequence."""
+
     type: str = ""
     prepend_scheme: str | None = None
-    pretokenizers: list[_Step] = []
+    pretokenizers: list[PreTokenizer] = []
 
 
 class _Model(msgspec.Struct):
     dropout: float | None = None
 
 
-class _Rules(msgspec.Struct):
+class TokenizerRules(msgspec.Struct):
     """The relevant parts of a tokenizer.json; the vocabulary, most of the file, is skipped."""
 
-    added_tokens: list[_Added] = []
+    added_tokens: list[AddedText] = []
     normalizer: object = None
-    pre_tokenizer: _Step | None = None
+    pre_tokenizer: PreTokenizer | None = None
     model: _Model = msgspec.field(default_factory=_Model)
+
+
+def tokenizer_rules(tokenizer_json: bytes) -> TokenizerRules | None:
+    """Return the relevant parts of a tokenizer.json; None if the file is invalid."""
+    try:
+        return msgspec.json.decode(tokenizer_json, type=TokenizerRules)
+    except msgspec.MsgspecError:
+        return None
 
 
 def cut_marker(tokenizer_json: bytes, conversation: str) -> str | None:
     """Return the added token after which texts may be cut: of all suitable ones the most frequent in
     `conversation`, a rendered chat. None if there is none, or the file is invalid."""
-    try:
-        rules = msgspec.json.decode(tokenizer_json, type=_Rules)
-    except msgspec.MsgspecError:
+    rules = tokenizer_rules(tokenizer_json)
+    if rules is None:
         return None
     added = [token for token in rules.added_tokens if token.content]
     # With dropout, encodings of equal texts may differ.
-    if rules.model.dropout or any(token.single_word for token in added) or not _alike(rules.pre_tokenizer):
+    if rules.model.dropout or any(token.single_word for token in added) or not alike(rules.pre_tokenizer):
         return None
     contents = [token.content for token in added]
     allowed = [
@@ -93,14 +105,14 @@ def cut_marker(tokenizer_json: bytes, conversation: str) -> str | None:
     return next((content for content in allowed if _stands_alone(content, contents)), None)
 
 
-def _alike(step: _Step | None) -> bool:
+def alike(step: PreTokenizer | None) -> bool:
     """Return whether a pre-tokenizer treats every stretch between added tokens alike."""
     if step is None:
         return True
     if step.type == "Metaspace":
         # The scheme "first" adds a space only at the beginning of the whole text.
         return step.prepend_scheme in ("always", "never")
-    return step.type in _INDEPENDENT and all(map(_alike, step.pretokenizers))
+    return step.type in _INDEPENDENT and all(map(alike, step.pretokenizers))
 
 
 def _stands_alone(content: str, contents: Sequence[str]) -> bool:

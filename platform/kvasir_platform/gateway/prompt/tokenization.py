@@ -7,6 +7,7 @@ Longer work goes to a small thread pool: the tokenizers release the GIL.
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.values import value
 from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+from kvasir_platform.gateway.prompt.control_tokens import ControlTokens, UserText, control_tokens
 from kvasir_platform.gateway.prompt.fast_tokenizer import ProvenEncoder, Reference, load_encoder
 from kvasir_platform.gateway.prompt.prefix_tokens import (
     MIN_CHARS,
@@ -27,6 +29,8 @@ from kvasir_platform.gateway.prompt.prefix_tokens import (
     PrefixTokens,
     cut_marker,
 )
+
+_log = logging.getLogger(__name__)
 
 _INLINE_US = 500.0
 """Maximum work on the event loop; a thread costs a fifth of that and a wake-up."""
@@ -69,6 +73,12 @@ class Tokenizer(Protocol):
         """None when the model is no chat model."""
         ...
 
+    @property
+    def control(self) -> ControlTokens | None:
+        """The special tokens, if they can be told apart from text that reads like them: each UserText is
+        then tokenized accordingly."""
+        ...
+
     def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
         """Start an encoding: look up the cached tokens of texts under `salt`."""
         ...
@@ -98,9 +108,11 @@ class ModelTokenizer:
         encoder: Reference | ProvenEncoder,
         template: ChatTemplate | None,
         prefixes: PrefixTokens | None = None,
+        control: ControlTokens | None = None,
     ) -> None:
         self._encoder = encoder
         self._prefixes = prefixes
+        self.control = control
         self.template = template
         self.vocabulary = encoder.vocabulary
 
@@ -116,10 +128,20 @@ class ModelTokenizer:
             return cls(Reference.from_file(path), chat)
         conversation = _conversation(chat)
         encoder = load_encoder(path, conversation, fast=spec.fast == "auto")
+        control = control_tokens(path.read_bytes())
+        if control is None or not control.cuts:
+            _log.warning(
+                "control tokens in %s of clients are not escaped: this tokenizer does not allow it",
+                "texts" if control is None else "messages",
+                extra={"tokenizer": str(path)},
+            )
+        if control is not None and isinstance(encoder, Reference):
+            # A client's text must not be what loads it.
+            encoder.splitting()
         marker = cut_marker(path.read_bytes(), conversation)
         keeps = marker is not None and spec.prefix_cache_bytes > 0
         prefixes = PrefixTokens(marker, spec.prefix_cache_bytes) if marker is not None and keeps else None
-        return cls(encoder, chat, prefixes)
+        return cls(encoder, chat, prefixes, control)
 
     def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
         """See `Tokenizer`."""
@@ -156,6 +178,12 @@ class ModelTokenizer:
         )
 
     def _begin(self, texts: Sequence[str], add_special_tokens: bool, salt: str) -> Encoding:
+        control = self.control
+        if control is not None and UserText in map(type, texts):
+            return Encoding(
+                self._work_us(texts),
+                lambda: [self._apart(control, text, add_special_tokens) for text in texts],
+            )
         prefixes = self._prefixes
         # Special tokens are added to the whole text, not to its segments.
         if prefixes is None or add_special_tokens or all(len(text) < MIN_CHARS for text in texts):
@@ -167,6 +195,31 @@ class ModelTokenizer:
     def _whole(self, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
         made = self._encoder.encode(texts, add_special_tokens=add_special_tokens)
         return [array("I", ids) for ids in made]
+
+    def _apart(self, control: ControlTokens, text: str, add_special_tokens: bool) -> array[int]:
+        """Return the ids of a text, with those that clients wrote in a UserText as ordinary ones."""
+        encode = self._encoder.encode
+        if not isinstance(text, UserText) or not text.mark:
+            (ids,) = encode(
+                [text], add_special_tokens=add_special_tokens, ordinary=isinstance(text, UserText)
+            )
+            return array("I", ids)
+        pieces = control.pieces(text)
+        made = [b""] * len(pieces)
+        for ordinary in (False, True):
+            at = [i for i, piece in enumerate(pieces) if piece.ordinary is ordinary]
+            texts = [pieces[i].text for i in at]
+            for i, ids in zip(at, encode(texts, add_special_tokens=False, ordinary=ordinary), strict=True):
+                made[i] = ids
+        before, after = self._around() if add_special_tokens else (b"", b"")
+        return array("I", b"".join((before, *made, after)))
+
+    def _around(self) -> tuple[bytes, bytes]:
+        """Return the ids that are added before and after a text."""
+        (bare,) = self._encoder.encode(["x"], add_special_tokens=False)
+        (whole,) = self._encoder.encode(["x"], add_special_tokens=True)
+        before, _, after = whole.partition(bare)
+        return before, after
 
     def _joined(
         self, prefixes: PrefixTokens, pieces: Sequence[Pieces], missing: Sequence[str]

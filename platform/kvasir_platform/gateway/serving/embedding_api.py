@@ -28,7 +28,8 @@ class EmbeddingApi(RoutedApi):
         body = decode_embedding(exchange.request.body)
         caller.check_model(self._context.models.first.name if body.model is None else body.model)
         served = self._context.models.find(body.model)
-        call = embedding_call(body, served.model.tokenizer.vocabulary, served.model.capabilities)
+        model = served.model
+        call = embedding_call(body, model.tokenizer.vocabulary, model.capabilities, model.control_in_prompts)
         check_dimensions(call.dimensions, served.model)
         EmbedCall(self._context, self._active, caller, exchange, call=call, served=served).start()
 

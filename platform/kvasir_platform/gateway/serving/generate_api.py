@@ -103,7 +103,7 @@ class GenerateCall(RoutedCall):
         brownout = self._context.router.brownout(self._asked.model.name)
         self.exchange.lines += brownout_line(brownout)
         render = partial(self._rendered, self._fallback(brownout.fallback_model))
-        if renders_in_thread(self._body, self._size):
+        if self._takes_long():
             self._asked.model.tokenizers.later(render, self._rendered_later, self.failed)
         else:
             self._answer_with(*render())
@@ -172,9 +172,22 @@ class GenerateCall(RoutedCall):
         tokenizer, body = model.tokenizer, self._body
         if isinstance(body, ChatBody):
             return chat_call(
-                body, tokenizer.template, tokenizer.vocabulary, model.capabilities, model.defaults
+                body,
+                tokenizer.template,
+                tokenizer.vocabulary,
+                model.capabilities,
+                model.defaults,
+                control=model.control_in_chats,
             )
-        return completion_call(body, tokenizer.vocabulary, model.capabilities, model.defaults)
+        return completion_call(
+            body, tokenizer.vocabulary, model.capabilities, model.defaults, model.control_in_prompts
+        )
+
+    def _takes_long(self) -> bool:
+        """Whether the prompts are rendered in a thread."""
+        control = self._asked.model.control_in_chats if isinstance(self._body, ChatBody) else None
+        data, size = self.exchange.request.body, self._size
+        return renders_in_thread(self._body, size) or (control is not None and control.takes_long(data, size))
 
     def _rendered(self, fallback: Served | None) -> tuple[Served, Call]:
         """Return the model that answers, and the call to it. May raise KvasirError. Changes nothing, so that

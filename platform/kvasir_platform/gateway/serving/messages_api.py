@@ -39,6 +39,8 @@ class MessagesApi:
         model = self._model(caller, body.model)
         exchange.model = model.name
         chat = counted_chat(body, reasoning=model.capabilities.reasoning)
+        data, control = exchange.request.body, model.control_in_chats
+        long = control is not None and control.takes_long(data, len(data))
 
         def render() -> TokenizeCall:
             return _prompt(chat, model)
@@ -52,7 +54,7 @@ class MessagesApi:
                 model,
                 render=render,
                 shown=_count,
-                threaded=renders_in_thread(chat, len(exchange.request.body)),
+                threaded=long or renders_in_thread(chat, len(data)),
             ),
         )
 
@@ -64,7 +66,14 @@ class MessagesApi:
 def _prompt(chat: ChatBody, model: EdgeModel) -> TokenizeCall:
     """Return the prompt of a chat, checked as the chat is. Raise RequestError."""
     tokenizer = model.tokenizer
-    call = chat_call(chat, tokenizer.template, tokenizer.vocabulary, model.capabilities, model.defaults)
+    call = chat_call(
+        chat,
+        tokenizer.template,
+        tokenizer.vocabulary,
+        model.capabilities,
+        model.defaults,
+        control=model.control_in_chats,
+    )
     text = call.prompts[0]
     if not isinstance(text, str):
         raise AssertionError("a chat has a prompt that is no text")

@@ -29,13 +29,23 @@ class TextApi:
         """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
         body = decode_tokenize(exchange.request.body)
         model = self._model(caller, exchange, body.model)
-        render = partial(tokenize_call, body, model.name, model.tokenizer.template, model.capabilities)
+        data, in_chats = exchange.request.body, model.control_in_chats
+        render = partial(
+            tokenize_call,
+            body,
+            model.name,
+            model.tokenizer.template,
+            model.capabilities,
+            (model.control_in_prompts, in_chats),
+        )
 
         def shown(call: TokenizeCall, tokens: array[int]) -> Tokens:
             strings = model.tokenizer.names(tokens) if call.show_strings else None
             return Tokens(len(tokens), model.context, tokens.tolist(), strings)
 
-        threaded = renders_in_thread(body, len(exchange.request.body))
+        control = None if body.messages is None else in_chats
+        long = control is not None and control.takes_long(data, len(data))
+        threaded = long or renders_in_thread(body, len(data))
         caller.admit(
             0,
             TokenizeTextCall(

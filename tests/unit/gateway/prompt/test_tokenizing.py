@@ -152,7 +152,7 @@ class Slow:
     """A tokenizer whose work is said to take `work_us` for each text."""
 
     vocabulary = 1
-    template = None
+    template = control = None
 
     def __init__(self, work_us: float, error: Exception | None = None) -> None:
         self._work_us = work_us

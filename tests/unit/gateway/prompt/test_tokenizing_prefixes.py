@@ -51,9 +51,11 @@ def test_a_next_turn_tokenizes_only_what_is_new(tiny: Reference) -> None:
     asked: list[str] = []
 
     class Asked(Liar):
-        def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[bytes]:
+        def encode(
+            self, texts: Sequence[str], *, add_special_tokens: bool, ordinary: bool = False
+        ) -> list[bytes]:
             asked.extend(texts)
-            return super().encode(texts, add_special_tokens=add_special_tokens)
+            return super().encode(texts, add_special_tokens=add_special_tokens, ordinary=ordinary)
 
     encoder = ProvenEncoder(Asked(tiny, wrong="\0"), lambda: tiny)
     tokenizer = ModelTokenizer(encoder, None, PrefixTokens("<|end|>", 1 << 20))
