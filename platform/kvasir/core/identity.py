@@ -165,6 +165,8 @@ def registration_conflicts(
         found.append(f"protocol_version: {candidate.protocol_version} != {PROTOCOL_VERSION} (router)")
     if candidate.hash_version != HASH_VERSION:
         found.append(f"hash_version: {candidate.hash_version} != {HASH_VERSION} (router)")
+    counts = {"kv.block_size": candidate.kv.block_size, "data_parallel_size": candidate.data_parallel_size}
+    found.extend(f"{name}: {count} != at least 1 (router)" for name, count in counts.items() if count < 1)
     if candidate.model != model:
         found.append(f"model: {candidate.model} != {model} (router)")
     if candidate.tokenizer_digest != tokenizer_digest:
