@@ -171,6 +171,22 @@ async def test_without_a_key_not_even_a_body_is_read(tmp_path: Path) -> None:
         assert (await ask(edge, post(BODY, "Authorization: Bearer good\r\n"))).status == 200
 
 
+async def test_a_body_beyond_its_tenants_bytes_is_refused_before_it_is_read() -> None:
+    tenancy = {"tenants": [{"name": "default", "body_bytes_per_min": 200_000}]}
+    async with serving(tenancy=tenancy) as edge:
+        assert (await ask(edge, post(b"x" * 150_000))).code == "invalid_json"
+        refused = await ask(edge, post(b"x" * 150_000)[:1000])
+        assert (refused.status, refused.code) == (429, "rate_limit_bytes")
+        assert 20 <= int(refused.headers["retry-after"]) <= 30
+        small = await ask(edge, post(b"x" * 60_000))
+        assert (small.status, small.code) == (429, "rate_limit_bytes")
+        assert (await ask(edge, post(b"x" * 20_000))).code == "invalid_json"
+        large = await ask(edge, post(b"x" * 200_001)[:1000])
+        assert (large.status, large.code) == (413, "body_too_large")
+        edge.router.script = lambda stream: stream.finish()
+        assert (await ask(edge, post(BODY))).status == 200
+
+
 async def test_a_page_of_a_listed_origin_is_answered_with_errors_too(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(hashlib.sha256(b"good").hexdigest())

@@ -218,6 +218,12 @@ _TABLE = (
         "Retry after `Retry-After` seconds, or lower max_tokens: a request is charged for its maximum.",
     ),
     Reason(
+        "rate_limit_bytes",
+        429,
+        "The tenant has used its bytes of bodies per minute.",
+        "Retry after `Retry-After` seconds, or send less.",
+    ),
+    Reason(
         "concurrency_limit",
         429,
         "The tenant has reached its limit of concurrent requests.",

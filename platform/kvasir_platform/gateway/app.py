@@ -261,12 +261,19 @@ class Gateway:
 
     def _charged(self, handler: Callable[[Caller, Exchange], None], tokens: int = 1) -> _Admit:
         """Return a route for tenants whose limits would not refuse every call at this moment, which uses at
-        least this many tokens."""
+        least this many tokens, nor a body of the announced size."""
 
         def admit(headers: Mapping[bytes, bytes]) -> _Handler:
             caller = self._callers.of(headers)
             caller.check_open(tokens)
-            return partial(handler, caller)
+            # The parser has made sure that it is a number, if there is one.
+            caller.check_body(int(headers.get(b"content-length", b"0")))
+
+            def handle(exchange: Exchange) -> None:
+                caller.charge_body(len(exchange.request.body))
+                handler(caller, exchange)
+
+            return handle
 
         return admit
 

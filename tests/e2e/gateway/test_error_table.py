@@ -107,6 +107,7 @@ ELSEWHERE: dict[str, str] = {
     "token_limit_too_small": "tests/e2e/gateway/test_tenants.py",
     "rate_limit_requests": "tests/e2e/gateway/test_tenants.py",
     "rate_limit_tokens": "tests/e2e/gateway/test_tenants.py",
+    "rate_limit_bytes": "tests/security/test_http_edge.py",
     "concurrency_limit": "tests/e2e/gateway/test_tenants.py",
 }
 

@@ -29,6 +29,9 @@ class TenantSpec(Spec):
     tokens_per_min: PerMinute | None = None
     """Tokens of prompt and output per minute, refilled likewise. A request is charged for its prompt and its
     maximum output; the unused part is returned when it ends."""
+    body_bytes_per_min: PerMinute | None = None
+    """Bytes of request bodies per minute, refilled likewise and counted by each process that serves HTTP. A
+    body beyond them is refused before it is read or decoded."""
     concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
     """Maximum concurrent requests."""
     max_context_tokens: int | None = Field(default=None, ge=1)

@@ -122,6 +122,7 @@ class Caller:
         self._quota = None if quota.unlimited else quota
         self._limits = limits
         self._now = now
+        self._bytes_full_s = 0.0
         self._levels: BucketLevels | None = None
         """The buckets at the last decision; None if tokens or requests have been returned since."""
         self._levels_at = 0.0
@@ -204,6 +205,41 @@ class Caller:
             refusal = self._certain_refusal(quota, tokens, self._now() - self._levels_at)
         if refusal is not None:
             raise self._refused(quota, refusal)
+
+    def check_body(self, size: int) -> None:
+        """Raise LimitReached for a body of `size` bytes beyond the tenant's bytes per minute, and a
+        RequestError 413 for one that exceeds a whole minute's."""
+        per_min = self._spec.body_bytes_per_min
+        if per_min is not None:
+            self._with_body(size, per_min)
+
+    def charge_body(self, size: int) -> None:
+        """Charge a body that was read, before it is decoded. Raise as `check_body`, without a charge."""
+        per_min = self._spec.body_bytes_per_min
+        if per_min is not None:
+            self._bytes_full_s = self._with_body(size, per_min)
+
+    def _with_body(self, size: int, per_min: int) -> float:
+        """Return when the bucket of bytes is full again after a body of `size`."""
+        if size > per_min:
+            raise RequestError(
+                f"The body has {size} bytes, and your limit is {per_min} a minute.",
+                status=413,
+                code="body_too_large",
+            )
+        now = self._now()
+        full_s = charged(self._bytes_full_s, now, size, per_min)
+        left = wait(full_s, now)
+        if left:
+            code = "rate_limit_bytes"
+            self.use.refused[code] = self.use.refused.get(code, 0) + 1
+            raise LimitReached(
+                f"The limit is {per_min} bytes of bodies a minute. Try again in {max(0.001, left):.3g} s.",
+                code=code,
+                retry_after_s=left,
+                header_lines=b"",
+            )
+        return full_s
 
     def _certain_refusal(self, quota: Quota, tokens: int, age_s: float) -> LimitRefusal | None:
         """Return the refusal of a call, given the levels of `age_s` ago; None if it may be granted."""

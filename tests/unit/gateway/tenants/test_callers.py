@@ -372,6 +372,24 @@ def test_a_decision_is_forgotten_when_another_router_may_have_changed_it(clock: 
     caller.check_open(1)
 
 
+def test_bytes_of_bodies_are_a_bucket_that_refills(clock: Clock) -> None:
+    made = callers(load(None, ["tenancy.tenants=[{name: default, body_bytes_per_min: 600}]"]), clock)
+    caller = made.of({})
+    caller.charge_body(500)
+    caller.check_body(100)
+    for refuses in (caller.check_body, caller.charge_body):
+        with pytest.raises(LimitReached) as caught:
+            refuses(200)
+        assert caught.value.code == "rate_limit_bytes"
+        assert caught.value.retry_after_s == pytest.approx(10.0)
+    assert caller.use.refused == {"rate_limit_bytes": 2}
+    clock.at += 10.0
+    caller.charge_body(200)
+    with pytest.raises(RequestError) as large:
+        caller.check_body(601)
+    assert (large.value.status, large.value.code) == (413, "body_too_large")
+
+
 def test_a_tenant_whose_places_are_all_taken_is_refused_until_one_is_free(red: Caller) -> None:
     first, _ = charged(red, 1), charged(red, 1)
     with pytest.raises(LimitReached) as caught:
