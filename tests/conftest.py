@@ -19,6 +19,7 @@ SHARED = {
     "tests/contract/test_engine_parsing.py": "contract engines",
     "tests/e2e/test_stack.py": "default deployment",
     "tests/e2e/test_deployments.py": "default deployment",
+    "tests/e2e/test_responses_vllm.py": "default deployment",
     "tests/e2e/test_verify.py": "default deployment",
     "tests/e2e/gateway/test_surface_generation.py": "default deployment",
     "tests/e2e/gateway/test_anthropic_vllm.py": "default deployment",
