@@ -166,6 +166,16 @@ def test_an_output_is_complete_at_its_limit(pattern: str, limit: int) -> None:
         assert len(run.output) > limit // 2, "most of the limit is the model's"
 
 
+@pytest.mark.parametrize(("left", "ends"), [(60, False), (22, True)])
+def test_nothing_is_begun_that_would_not_fit(left: int, ends: bool) -> None:
+    run = Run(CALLS, 100)
+    start, rest = ["abc", "{", '"', "name", '":"'], ['","', "x", "y", "z", '":"', '"}', "z", "z", "z"]
+    filling = ["a"] * (100 - left - len(start) - len(rest))
+    for text in (*start, *filling, *rest):
+        run.take(TOKENS.index(text))
+    assert (run.allowed() == [END]) is ends
+
+
 def test_an_output_that_ends_in_time_is_the_models_own() -> None:
     for seed in range(8):
         run, plain = Run(FLAT, 300), PatternGrammar(FLAT)

@@ -176,7 +176,7 @@ class ClosingGrammar:
         row = bitmask[index]
         words: Words = np.asarray(row).view(np.uint32)
         self._completion = self._search(words, left)
-        if self._completion and 0 <= left - len(self._completion) <= self._room(words):
+        if self._completion and 0 <= left - len(self._completion) <= self._room(words, left):
             self._reduce(row, self._completion[0])
 
     def _far(self, left: int) -> bool:
@@ -186,13 +186,18 @@ class ClosingGrammar:
             return False
         return left > 2 * len(known) + 4 * _ROOM or self._grammar.validate_tokens(known) == known
 
-    def _room(self, words: Words) -> int:
+    def _room(self, words: Words, left: int) -> int:
         """Return the number of tokens beyond the completion at which it is begun, -1 for never."""
         end = self._end or 0
-        if not self._vocabulary.in_text(words):
-            return min(_ROOM, end // 8)
-        # Text that may end here is as good when it is cut off.
-        return -1 if len(self._completion) == 1 else min(_ROOM_IN_TEXT, end // 16)
+        in_text = min(_ROOM_IN_TEXT, end // 16)
+        if self._vocabulary.in_text(words):
+            # Text that may end here is as good when it is cut off.
+            return -1 if len(self._completion) == 1 else in_text
+        other = words.copy()
+        other[self._completion[0] >> 5] &= ~np.uint32(1 << (self._completion[0] & 31))
+        longer = self._search(other, left)
+        # What else may be written, such as another item of an array, has to fit as well.
+        return max(min(_ROOM, end // 8), len(longer) - len(self._completion) + in_text if longer else 0)
 
     def _search(self, words: Words, left: int) -> list[int]:
         """Return tokens that complete the output, with the one that ends it; empty if none were found within
