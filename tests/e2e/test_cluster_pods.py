@@ -159,15 +159,15 @@ class Cluster:
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
         return _events((self.folder / f"{name}.log").read_text(errors="replace"), event)
 
-    def until(self, condition: Callable[[], bool], what: str) -> float:
+    def until(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> float:
         began = time.monotonic()
         while not condition():
-            if time.monotonic() - began > PATIENCE_S:
+            if time.monotonic() - began > patience_s:
                 ends = {
                     name: (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
                     for name in self.processes
                 }
-                pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}\n" + "\n".join(map(str, ends.items())))
+                pytest.fail(f"not within {patience_s:.0f} s: {what}\n" + "\n".join(map(str, ends.items())))
             time.sleep(0.1)
         return time.monotonic() - began
 
