@@ -49,15 +49,18 @@ def called(choice: Any) -> list[tuple[str, str]]:
 
 def thinking_model(source: Path, folder: Path) -> Path:
     """Copy `source`, which is kvasir-tiny, to `folder` with names for two of its tokens that mark the start
-    and end of reasoning for vLLM."""
+    and end of reasoning for vLLM. As in models that reason, they are added tokens and not special ones."""
     shutil.copytree(source, folder)
     names = {"<|system|>": "<think>", "<|tool|>": "</think>"}
     tokenizer, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     text = tokenizer.read_text()
     for old, new in names.items():
         text = text.replace(old, new)
-    tokenizer.write_text(text)
+    rules = json.loads(text)
+    for token in rules["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in names.values()
+    tokenizer.write_text(json.dumps(rules))
     content = json.loads(config.read_text())
-    content["extra_special_tokens"] = [names.get(each, each) for each in content["extra_special_tokens"]]
+    content["extra_special_tokens"] = [each for each in content["extra_special_tokens"] if each not in names]
     config.write_text(json.dumps(content))
     return folder
