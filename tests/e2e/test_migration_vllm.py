@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from load_tests.scenarios.scorecard import real_engines
 from load_tests.scenarios.scorecard.real_engines import Stage
+from tests.kit.lab import gateway
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,3 +35,13 @@ async def test_prompts_on_a_killed_prefill_worker_are_prefilled_elsewhere(stage:
     survived = await real_engines.prefill_worker_killed(stage)
     assert survived.exact == survived.streams
     assert min(prompt for prompt, _ in survived.usage) > 1000
+
+
+@pytest.mark.soak
+async def test_streams_of_the_last_decode_worker_go_on_at_a_prefill_worker(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    async with real_engines.stage(tmp_path, pools=("prefill", "decode")) as alone:
+        survived = await real_engines.decode_worker_killed(alone)
+        assert survived.exact == survived.streams
+        page = await gateway.metrics(alone.address)
+        assert gateway.metric(page, "kvasir_cross_role_requests_total") >= survived.moved
