@@ -200,10 +200,15 @@ def test_the_loss_of_rays_head_does_not_stop_serving_and_it_comes_back(cluster: 
         head.kill()
         cluster.until(lambda: not lives(head), "its death")
         cluster.until(lambda: _runs_anew(cluster, head.pid), "another head")
+        cluster.until(lambda: _takes_commands(cluster), "commands to be taken again")
         # Ray replaces and drains through the head that came back, and the router hears of it.
         cluster.scale(1)
     cluster.scale(2)
     assert len(replicas & (cluster.replicas("decode") | cluster.replicas("prefill"))) == len(replicas) - 1
+
+
+def _takes_commands(cluster: Cluster) -> bool:
+    return bool(cluster.command(ControlCommand("explain", "decode"))[-1]["event"] == "done")
 
 
 def _runs_anew(cluster: Cluster, dead: int) -> bool:
