@@ -13,6 +13,7 @@ import pytest
 
 from kvasir.config.checks.patterns import PatternGraph, build_graph
 from kvasir_workers.engines.vllm.output.closing import (
+    FRUITLESS_S,
     SEARCH_S,
     WINDOW,
     ClosingGrammar,
@@ -248,6 +249,21 @@ def test_a_search_that_takes_too_long_is_the_last_one() -> None:
     assert len(run.output) == 60
     assert not run.shortened
     assert next(times) < 10
+
+
+def test_searches_that_find_nothing_end_by_their_time_together() -> None:
+    reads = 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return reads * 1e-5
+
+    run = Run('"a{1000}"', 200, clock=clock)
+    run.write(random.Random(2))
+    assert len(run.output) == 200
+    assert not run.shortened
+    assert FRUITLESS_S < reads * 1e-5 < 1.1 * FRUITLESS_S
 
 
 def test_nothing_is_searched_far_from_the_limit() -> None:

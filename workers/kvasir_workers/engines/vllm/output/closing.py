@@ -29,6 +29,8 @@ WINDOW: Final = 512
 """Remaining tokens from which on completions are searched. It bounds their length."""
 SEARCH_S: Final = 0.008
 """Processor time of one search, in seconds. A grammar that takes longer is not completed."""
+FRUITLESS_S: Final = 0.04
+"""Processor time of all searches of one output that found nothing, in seconds. After it none is made."""
 
 _ROOM = 32
 """Tokens beyond the completion that are kept free outside of strings, where one token may begin an object
@@ -149,6 +151,7 @@ class ClosingGrammar:
         """The number of accepted tokens at which the output is cut off; None: not known yet."""
         self._completion: list[int] = []
         self._searches = True
+        self._fruitless_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grammar, name)
@@ -175,8 +178,12 @@ class ClosingGrammar:
             return
         row = bitmask[index]
         words: Words = np.asarray(row).view(np.uint32)
+        begun = self._cpu_s()
         self._completion = self._search(words, left)
-        if self._completion and 0 <= left - len(self._completion) <= self._room(words, left):
+        if not self._completion:
+            self._fruitless_s += self._cpu_s() - begun
+            self._searches = self._searches and self._fruitless_s <= FRUITLESS_S
+        elif 0 <= left - len(self._completion) <= self._room(words, left):
             self._reduce(row, self._completion[0])
 
     def _far(self, left: int) -> bool:
