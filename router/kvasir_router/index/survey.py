@@ -82,7 +82,9 @@ class PrefixSurvey:
                 yield
             above = []
             at = name
+            # Workers that contradict each other could report names that are before themselves.
             while at in self._parents and at not in depths:
+                depths[at] = 0
                 above.append(at)
                 at = self._parents[at]
             depth = depths.get(at, 0)

@@ -59,3 +59,9 @@ def test_work_is_done_in_slices() -> None:
     found: list[SharedPrefix] = []
     assert sum(1 for _ in survey.largest(50, found)) >= 10
     assert survey.room == MOST_BLOCKS - survey.read_blocks
+
+
+def test_names_that_are_before_themselves_end_the_walk() -> None:
+    survey = PrefixSurvey()
+    survey.add("a", stored([1, 2], 3) + stored([3], 2))
+    assert largest(survey) == []
