@@ -20,7 +20,8 @@ def assert_met(figures: list[Figure]) -> None:
     """Nothing is lost, repeated, wrong or left over; what took how long is the scorecard's own business."""
     figures = [figure for figure in figures if figure.unit not in ("s", "ms", "%")]
     rows = scorecard.report_rows(scorecard.Result(1, tuple(figures)), 1)
-    assert all(row.met is not False for row in rows), [row for row in rows if row.met is False]
+    missed = [f"{row.name}: {row.value} {row.unit}; {row.note}" for row in rows if row.met is False]
+    assert not missed, "\n".join(missed)
     assert any(row.met for row in rows)
 
 
@@ -54,7 +55,7 @@ async def test_requests_do_without_a_tier_in_trouble(tier: str, tmp_path: Path) 
     if tier == "disk" and (reason := small_disk.available()) is not None:
         pytest.skip(reason)
     # What is tried is whether it is told and used again, and not whether a loaded machine is quick.
-    size = row08.Size(tiers=(tier,), requests=20, words=150, every_s=0.15, checked=2, lookup_timeout_s=0.06)
+    size = row08.Size(tiers=(tier,), requests=20, words=150, every_s=0.15, checked=2, lookup_timeout_s=0.2)
     assert_met(await row08.measure(Trial(tmp_path, 17, quiet=True), size))
 
 

@@ -17,6 +17,7 @@ from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, T
 from load_tests.scenarios.scorecard.common import NotProven, Trial
 
 SLOW_S = 0.1
+"""Delay of a slow tier's answers, unless its deadline is longer than half of it."""
 MEMORY = CpuTierSpec(bytes=16 << 20)
 """Small enough that blocks stored before a fault are in the tier alone."""
 DISK_BYTES = 512 << 20
@@ -63,7 +64,7 @@ async def redis(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
             async def slow() -> None:
                 nonlocal delayed
                 delayed = proxy.counts.delayed
-                proxy.shape(DOWNSTREAM, Link(delay_s=SLOW_S))
+                proxy.shape(DOWNSTREAM, Link(delay_s=max(SLOW_S, 2 * lookup_timeout_s)))
 
             async def quick() -> None:
                 proxy.shape(DOWNSTREAM, Link())
