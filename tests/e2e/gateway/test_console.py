@@ -145,6 +145,27 @@ async def test_views_are_reached_with_the_keyboard(product: Any, tab: Tab) -> No
     await tab.until("document.querySelector('nav [aria-current]').innerText === 'Requests'")
 
 
+async def test_an_address_that_is_not_encoded_is_shown_as_it_is(product: Any, tab: Tab) -> None:
+    await tab.open(f"http://{product.address}/console/#/requests/50%")
+    await tab.shows("Nothing is known of 50%.")
+    assert [each for each in tab.console if "404" not in each] == []
+
+
+async def test_the_theme_that_is_chosen_goes_before_the_system_s(product: Any, tab: Tab) -> None:
+    await tab.open(f"http://{product.address}/console")
+    await tab.shows("All is well")
+    light, dark = "rgb(246, 247, 249)", "rgb(18, 21, 26)"
+    for system, asked, shown in (
+        ("light", "auto", light), ("dark", "auto", dark), ("dark", "light", light), ("light", "dark", dark),
+    ):  # fmt: skip
+        await tab.screenshot("console-theme", dark=system == "dark")
+        await tab.until(
+            f"((at) => (at.value = '{asked}', at.dispatchEvent(new Event('change')), true))"
+            "(document.querySelector('.theme select'))"
+        )
+        await tab.until(f"getComputedStyle(document.documentElement).backgroundColor === '{shown}'")
+
+
 async def test_the_page_asks_for_the_key_and_keeps_it_out_of_addresses(
     start: Any, tab: Tab, tmp_path: Path
 ) -> None:

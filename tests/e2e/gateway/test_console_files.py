@@ -55,6 +55,13 @@ def test_no_file_names_another_host() -> None:
             assert hosts <= {"www.w3.org"}, path.name
 
 
+def test_the_licences_of_all_that_is_bundled_ship_with_it() -> None:
+    bundled = json.loads((CONSOLE / "web" / "package.json").read_text())["dependencies"]
+    licences = read_site()["licenses.txt"].plain.decode()
+    assert set(re.findall(r"^## (\S+) - ", licences, re.MULTILINE)) == set(bundled)
+    assert licences.count("Copyright (c)") == len(bundled)
+
+
 async def test_everyone_gets_the_page_and_only_operators_its_data(start: Any, tmp_path: Path) -> None:
     edge = await guarded(start, tmp_path)
     page = await edge.get("/console/")

@@ -25,6 +25,7 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: false,
     emptyOutDir: true,
+    license: { fileName: "licenses.txt" }, // of what is bundled, which ships with its copies
     rollupOptions: {
       output: {
         entryFileNames: "console.js",

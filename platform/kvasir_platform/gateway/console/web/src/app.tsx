@@ -20,7 +20,16 @@ const OLD_MS = 5000;
 
 function route(): [string, string] {
   const [view = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  return [view === "" ? "fleet" : view, decodeURIComponent(rest.join("/"))];
+  return [view === "" ? "fleet" : view, decoded(rest.join("/"))];
+}
+
+/** Undo encodeURIComponent; text that it did not make stays as it is. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 export function App() {

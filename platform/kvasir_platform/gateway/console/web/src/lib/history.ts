@@ -36,9 +36,11 @@ export class History {
   private queries = 0;
 
   status(status: Status, now: number): void {
+    const known = this.last;
+    this.last = new Map();
     for (const { worker_id, load } of status.workers) {
       if (load === null) continue;
-      const [hits, queries] = this.last.get(worker_id) ?? [load.prefix_hits_tokens, load.prefix_queries_tokens];
+      const [hits, queries] = known.get(worker_id) ?? [load.prefix_hits_tokens, load.prefix_queries_tokens];
       this.hits += Math.max(0, load.prefix_hits_tokens - hits);
       this.queries += Math.max(0, load.prefix_queries_tokens - queries);
       this.last.set(worker_id, [load.prefix_hits_tokens, load.prefix_queries_tokens]);
