@@ -14,22 +14,23 @@ from kvasir_platform.gateway.operator.verdict import StatusFacts, problems_of, v
 
 DAY_S = 86_400.0
 GOOD = WorkerView("decode-1", "10.0.0.1:1", "decode", "ready", load=EngineLoad(running=2, kv_usage=0.5))
+QUEUE = AdmissionView(kv_tokens=1000, reserved_tokens=100)
 WELL = StatusFacts(
     now=100.0,
     readiness={"llama": None},
     workers=(GOOD, replace(GOOD, worker_id="decode-2")),
     pools=(PoolSize("decode", "llama", "both", desired=2, serving=2, starting=0),),
-    queues={"llama": AdmissionView(kv_tokens=1000, reserved_tokens=100)},
+    queues={"llama": QUEUE},
     in_flight=3,
 )
 
 
-def with_worker(**fields: object) -> StatusFacts:
-    return replace(WELL, workers=(replace(GOOD, **fields), replace(GOOD, worker_id="decode-2")))  # type: ignore[arg-type]  # fields of a WorkerView
+def with_worker(worker: WorkerView) -> StatusFacts:
+    return replace(WELL, workers=(worker, replace(GOOD, worker_id="decode-2")))
 
 
-def with_queue(**fields: object) -> StatusFacts:
-    return replace(WELL, queues={"llama": replace(WELL.queues["llama"], **fields)})  # type: ignore[arg-type]  # fields of an AdmissionView
+def with_queue(queue: AdmissionView) -> StatusFacts:
+    return replace(WELL, queues={"llama": queue})
 
 
 def with_pool(desired: int, serving: int, starting: int) -> StatusFacts:
@@ -53,58 +54,78 @@ FAULTS = [
         "not_ready",
         "llama is not served: pool decode has no ready worker",
     ),
-    (with_queue(parked=4), "down", "no_workers", "4 requests for llama wait, and no worker can take them"),
     (
-        with_queue(brownout=BrownoutView(1, "1; shed=2")),
+        with_queue(replace(QUEUE, parked=4)),
+        "down",
+        "no_workers",
+        "4 requests for llama wait, and no worker can take them",
+    ),
+    (
+        with_queue(replace(QUEUE, brownout=BrownoutView(1, "1; shed=2"))),
         "degraded",
         "brownout",
         "llama is in brown-out (1; shed=2)",
     ),
     (
-        with_queue(queued=9, wait_s=3.0, pressure=1.5),
+        with_queue(replace(QUEUE, queued=9, wait_s=3.0, pressure=1.5)),
         "degraded",
         "queue_wait",
         "a typical request to llama waits 3.0 s, 150% of its promised time to first token (9 wait)",
     ),
-    (with_queue(queued=1, wait_s=0.6, pressure=0.3), "warning", "queue_wait", "waits 0.6 s, 30%"),
     (
-        with_queue(queued=2, reserved_tokens=980),
+        with_queue(replace(QUEUE, queued=1, wait_s=0.6, pressure=0.3)),
+        "warning",
+        "queue_wait",
+        "waits 0.6 s, 30%",
+    ),
+    (
+        with_queue(replace(QUEUE, queued=2, reserved_tokens=980)),
         "degraded",
         "kv_full",
         "KV memory for llama is full, and 2 requests wait for it",
     ),
     (
-        with_worker(state="refused", reason="kv dtype fp8, expected bf16"),
+        with_worker(replace(GOOD, state="refused", reason="kv dtype fp8, expected bf16")),
         "degraded",
         "worker_refused",
         "worker decode-1 is refused (kv dtype fp8, expected bf16)",
     ),
     (
-        with_worker(state="interrupted", reason="connection reset"),
+        with_worker(replace(GOOD, state="interrupted", reason="connection reset")),
         "degraded",
         "worker_interrupted",
         "worker decode-1 has lost its connection (connection reset)",
     ),
-    (with_worker(state="connecting"), "warning", "worker_connecting", "worker decode-1 is not connected"),
     (
-        with_worker(state="draining", reason="kernel update"),
+        with_worker(replace(GOOD, state="connecting")),
+        "warning",
+        "worker_connecting",
+        "worker decode-1 is not connected",
+    ),
+    (
+        with_worker(replace(GOOD, state="draining", reason="kernel update")),
         "warning",
         "worker_draining",
         "worker decode-1 drains (kernel update)",
     ),
     (
-        with_worker(health=HealthView("ejected", "5 failures in a row")),
+        with_worker(replace(GOOD, health=HealthView("ejected", "5 failures in a row"))),
         "degraded",
         "worker_ejected",
         "worker decode-1 is ejected (5 failures in a row)",
     ),
     (
-        with_worker(health=HealthView("unresponsive")),
+        with_worker(replace(GOOD, health=HealthView("unresponsive"))),
         "degraded",
         "worker_unresponsive",
         "worker decode-1 does not respond",
     ),
-    (with_worker(health=HealthView(panic=True)), "degraded", "panic", "too many workers of pool decode"),
+    (
+        with_worker(replace(GOOD, health=HealthView(panic=True))),
+        "degraded",
+        "panic",
+        "too many workers of pool decode",
+    ),
     (with_pool(3, 2, 0), "warning", "pool_short", "2 of 3 replicas of pool decode serve"),
     (
         replace(with_pool(3, 0, 1), workers=()),
@@ -114,30 +135,35 @@ FAULTS = [
     ),
     (with_pool(3, 2, 1), "warning", "pool_short", "2 of 3 replicas of pool decode serve, 1 of the others"),
     (
-        with_worker(load=EngineLoad(waiting=7, kv_usage=0.99)),
+        with_worker(replace(GOOD, load=EngineLoad(waiting=7, kv_usage=0.99))),
         "degraded",
         "worker_kv_full",
         "KV memory of decode-1 is full (99%), and 7 requests wait in its engine",
     ),
     (
-        with_worker(kv=KvStatus(KvState.CATCHING_UP, "a batch is missing", since_s=60.0)),
+        with_worker(replace(GOOD, kv=KvStatus(KvState.CATCHING_UP, "a batch is missing", since_s=60.0))),
         "warning",
         "stale_index",
         "the index does not know what decode-1 has cached (a batch is missing)",
     ),
     (
-        with_worker(kv=KvStatus(KvState.PREDICTED, "its log is malformed", since_s=99.0)),
+        with_worker(replace(GOOD, kv=KvStatus(KvState.PREDICTED, "its log is malformed", since_s=99.0))),
         "warning",
         "stale_index",
         "(its log is malformed)",
     ),
     (
-        with_worker(load=EngineLoad(tiers=(REDIS,))),
+        with_worker(replace(GOOD, load=EngineLoad(tiers=(REDIS,)))),
         "degraded",
         "tier",
         "the remote tier of worker decode-1 cannot be read: Redis does not answer",
     ),
-    (with_worker(load=EngineLoad(tiers=(FULL_DISK,))), "warning", "tier", "the disk tier of worker decode-1"),
+    (
+        with_worker(replace(GOOD, load=EngineLoad(tiers=(FULL_DISK,)))),
+        "warning",
+        "tier",
+        "the disk tier of worker decode-1",
+    ),
     (replace(WELL, limits_shared=False), "degraded", "limits_not_shared", "Redis does not answer"),
     (replace(WELL, planner_inactive_s=31.0), "warning", "planner_inactive", "not answered for 31 s"),
     (replace(WELL, discovery_stale_s=90.0), "warning", "discovery_stale", "not been looked up for 90 s"),
@@ -173,11 +199,13 @@ def test_a_fault_is_said_with_what_to_do(facts: StatusFacts, severity: str, code
 
 def test_what_is_configured_or_passes_by_itself_is_no_problem() -> None:
     fine = [
-        with_worker(kv=KvStatus(KvState.PREDICTED, "its pool is routed to by prediction", since_s=0.0)),
-        with_worker(kv=KvStatus(KvState.CATCHING_UP, "new", since_s=95.0)),
-        with_worker(health=HealthView("slow_start", share=0.5)),
-        with_worker(load=EngineLoad(kv_usage=1.0)),
-        with_queue(queued=1, pressure=0.1),
+        with_worker(
+            replace(GOOD, kv=KvStatus(KvState.PREDICTED, "its pool is routed to by prediction", since_s=0.0))
+        ),
+        with_worker(replace(GOOD, kv=KvStatus(KvState.CATCHING_UP, "new", since_s=95.0))),
+        with_worker(replace(GOOD, health=HealthView("slow_start", share=0.5))),
+        with_worker(replace(GOOD, load=EngineLoad(kv_usage=1.0))),
+        with_queue(replace(QUEUE, queued=1, pressure=0.1)),
         with_pool(0, 0, 0),
         replace(WELL, certificates={"c.pem": 90 * DAY_S}, limits_shared=True, discovery_stale_s=5.0),
     ]
@@ -185,13 +213,13 @@ def test_what_is_configured_or_passes_by_itself_is_no_problem() -> None:
 
 
 def test_a_worker_that_drains_is_not_missing_from_its_pool_too() -> None:
-    drains = replace(with_worker(state="draining"), pools=with_pool(2, 1, 0).pools)
+    drains = replace(with_worker(replace(GOOD, state="draining")), pools=with_pool(2, 1, 0).pools)
     assert [each.code for each in problems_of(drains)] == ["worker_draining"]
 
 
 def test_the_most_severe_problem_is_named_and_the_others_are_counted() -> None:
     facts = replace(
-        with_worker(state="draining", reason="update"),
+        with_worker(replace(GOOD, state="draining", reason="update")),
         readiness={"llama": "no worker"},
         limits_shared=False,
     )
