@@ -43,6 +43,49 @@ _DECISION = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5
 _SHARE = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 _WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
+_TIMES = (
+    ("time_to_first_token", "Time from request received to first token", _LATENCY),
+    ("inter_token_latency", "Time between two tokens of a stream", _PER_TOKEN),
+    ("time_per_output_token", "Mean time per output token after the first", _PER_TOKEN),
+    ("request_duration", "Time from request received to last token", _WHOLE),
+    ("queue", "Time from request received to routed", _LATENCY),
+    ("prefill", "Time from routed to prompt computed", _LATENCY),
+    ("transfer", "Time that the decode worker waits for KV", _LATENCY),
+)
+_AMOUNTS: tuple[tuple[str, str, Callable[[RequestSummary], int]], ...] = (
+    ("prompt_tokens", "Prompt tokens", lambda each: each.usage.prompt_tokens),
+    ("output_tokens", "Output tokens", lambda each: each.usage.output_tokens),
+    ("cached_tokens", "Prompt tokens found in a worker's KV cache", lambda each: each.usage.cached_tokens),
+    ("tier_tokens", "Cached tokens that came from a tier", lambda each: each.usage.tier_tokens),
+    (
+        "predicted_cached_tokens",
+        "Cached tokens that the router predicted",
+        lambda each: each.predicted_cached_tokens,
+    ),
+    (
+        "transferred_tokens",
+        "Prompt tokens whose KV was transferred",
+        lambda each: each.usage.transferred_tokens,
+    ),
+    (
+        "transferred_bytes",
+        "KV bytes transferred between workers",
+        lambda each: each.usage.transferred_bytes,
+    ),
+    ("retries", "Requests retried before the first token", lambda each: each.retries),
+    (
+        "migrations",
+        "Requests continued on another worker after theirs was lost",
+        lambda each: each.migrations,
+    ),
+    (
+        "cross_role_requests",
+        "Requests run whole because no worker of the right role served",
+        lambda each: each.reason == CROSS_ROLE,
+    ),
+)
+"""Counters by model, and what a request that ended adds to each."""
+
 
 class Metrics:
     """The metrics of one process. `models` and `slos` are the allowed label values; others become `other`."""
@@ -55,80 +98,35 @@ class Metrics:
         self._children: dict[tuple[object, ...], Counter] = {}
         self._definitions: list[MetricDefinition] = []
 
-        def collector(*tables: SeriesTable[S]) -> SeriesCollector[S]:
-            made = SeriesCollector(*tables)
-            registry.register(made)
-            self._definitions += [each for table in tables for each in table.definitions()]
-            return made
-
-        collector(*WORKERS).read = self._views.values
-        self._index = collector(INDEX)
-        self._accounting = collector(ACCOUNTING)
-        self._admission = collector(ADMISSION)
-        self._links = collector(LINKS)
-        self._regret = collector(REGRET)
-        self._scaling = collector(POOLS, PLANNER)
-        self._tenants = collector(USAGE, LIMITS)
-        self._tokenizer = collector(TOKENIZERS)
+        self._collector(*WORKERS).read = self._views.values
+        self._index = self._collector(INDEX)
+        self._accounting = self._collector(ACCOUNTING)
+        self._admission = self._collector(ADMISSION)
+        self._links = self._collector(LINKS)
+        self._regret = self._collector(REGRET)
+        self._scaling = self._collector(POOLS, PLANNER)
+        self._tenants = self._collector(USAGE, LIMITS)
+        self._tokenizer = self._collector(TOKENIZERS)
         self._discovery_stale_s: Callable[[], float] = lambda: 0.0
-
-        def family(
-            name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]
-        ) -> HistogramFamily:
-            made = HistogramFamily(f"kvasir_{name}", text, labels, bounds)
-            registry.register(made)
-            self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "histogram", labels, text))
-            return made
-
-        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> HistogramFamily:
-            return family(f"{name}_seconds", text, ("model",), bounds)
-
-        self._ttft = histogram("time_to_first_token", "Time from request received to first token", _LATENCY)
-        self._itl = histogram("inter_token_latency", "Time between two tokens of a stream", _PER_TOKEN)
-        self._tpot = histogram(
-            "time_per_output_token", "Mean time per output token after the first", _PER_TOKEN
-        )
-        self._e2e = histogram("request_duration", "Time from request received to last token", _WHOLE)
-        self._queue = histogram("queue", "Time from request received to routed", _LATENCY)
-        self._prefill = histogram("prefill", "Time from routed to prompt computed", _LATENCY)
-        self._transfer = histogram("transfer", "Time that the decode worker waits for KV", _LATENCY)
-        self._decision = family("decision_seconds", "Duration of routing decisions", (), _DECISION).labels()
-        self._misjudged = family(
-            "cached_tokens_error_ratio",
-            "Difference of predicted and found cached tokens, as a fraction of the prompt",
-            ("model",),
-            _SHARE,
-        )
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "counter", labels, text))
-            return Counter(f"kvasir_{name}", text, labels, registry=registry)
-
-        self._requests = counter("requests", "Requests ended, by outcome", "model", "outcome")
-        self._prompt = counter("prompt_tokens", "Prompt tokens", "model")
-        self._output = counter("output_tokens", "Output tokens", "model")
-        self._cached = counter("cached_tokens", "Prompt tokens found in a worker's KV cache", "model")
-        self._from_tiers = counter("tier_tokens", "Cached tokens that came from a tier", "model")
-        self._predicted = counter(
-            "predicted_cached_tokens", "Cached tokens that the router predicted", "model"
-        )
-        self._moved_tokens = counter("transferred_tokens", "Prompt tokens whose KV was transferred", "model")
-        self._moved_bytes = counter("transferred_bytes", "KV bytes transferred between workers", "model")
-        self._retries = counter("retries", "Requests retried before the first token", "model")
-        self._migrations = counter(
-            "migrations", "Requests continued on another worker after theirs was lost", "model"
-        )
-        self._cross_role = counter(
-            "cross_role_requests", "Requests run whole because no worker of the right role served", "model"
-        )
-        self._slo = counter(
-            "slo_requests", "Requests ended, by SLO class and whether it was met", "slo", "met"
-        )
-        self._filtered = counter("output_filter_acts", "Actions of output filters", "filter", "act")
-        self._in_flight, self._queued = (
-            self._gauge("requests_in_flight", "Requests in flight"),
-            self._gauge("requests_queued", "Requests queued for a worker"),
-        )
+        times = {name: self._histogram(f"{name}_seconds", text, bounds) for name, text, bounds in _TIMES}
+        self._ttft = times["time_to_first_token"]
+        self._itl = times["inter_token_latency"]
+        self._tpot = times["time_per_output_token"]
+        self._e2e = times["request_duration"]
+        self._queue = times["queue"]
+        self._prefill = times["prefill"]
+        self._transfer = times["transfer"]
+        text = "Duration of routing decisions"
+        self._decision = self._histogram("decision_seconds", text, _DECISION, ()).labels()
+        text = "Difference of predicted and found cached tokens, as a fraction of the prompt"
+        self._misjudged = self._histogram("cached_tokens_error_ratio", text, _SHARE)
+        self._requests = self._counter("requests", "Requests ended, by outcome", "model", "outcome")
+        self._amounts = [(self._counter(name, text, "model"), read) for name, text, read in _AMOUNTS]
+        text = "Requests ended, by SLO class and whether it was met"
+        self._slo = self._counter("slo_requests", text, "slo", "met")
+        self._filtered = self._counter("output_filter_acts", "Actions of output filters", "filter", "act")
+        self._in_flight = self._gauge("requests_in_flight", "Requests in flight")
+        self._queued = self._gauge("requests_queued", "Requests queued for a worker")
 
     def track_in_flight(self, read: Callable[[], float]) -> None:
         """Read the in-flight gauge from `read` at every scrape."""
@@ -214,20 +212,8 @@ class Metrics:
         self._child(self._requests, model, outcome_label(summary.outcome)).inc()
         self._durations(model, summary)
         self._quality(model, summary)
-        usage = summary.usage
-        for family, amount in (
-            (self._prompt, usage.prompt_tokens),
-            (self._output, usage.output_tokens),
-            (self._cached, usage.cached_tokens),
-            (self._from_tiers, usage.tier_tokens),
-            (self._predicted, summary.predicted_cached_tokens),
-            (self._moved_tokens, usage.transferred_tokens),
-            (self._moved_bytes, usage.transferred_bytes),
-            (self._retries, summary.retries),
-            (self._migrations, summary.migrations),
-            (self._cross_role, summary.reason == CROSS_ROLE),
-        ):
-            if amount:
+        for family, read in self._amounts:
+            if amount := read(summary):
                 self._child(family, model).inc(amount)
 
     def request_refused(self, code: str, model: str | None = None) -> None:
@@ -252,6 +238,24 @@ class Metrics:
         """Return the definitions of all metrics, by name, tracked or not, but for the certificate and
         discovery, which have to be tracked."""
         return tuple(sorted(self._definitions, key=lambda each: each.name))
+
+    def _collector(self, *tables: SeriesTable[S]) -> SeriesCollector[S]:
+        made = SeriesCollector(*tables)
+        self._registry.register(made)
+        self._definitions += [each for table in tables for each in table.definitions()]
+        return made
+
+    def _histogram(
+        self, name: str, text: str, bounds: tuple[float, ...], labels: tuple[str, ...] = ("model",)
+    ) -> HistogramFamily:
+        made = HistogramFamily(f"kvasir_{name}", text, labels, bounds)
+        self._registry.register(made)
+        self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "histogram", labels, text))
+        return made
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "counter", labels, text))
+        return Counter(f"kvasir_{name}", text, labels, registry=self._registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "gauge", (), text))
