@@ -9,42 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.locality import LinkClass
 from kvasir.core.messages import EncodedStep, RouterMessage
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Request, Role, StepBatch
-from kvasir.native import TreeStats
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import (
-    Accounting,
-    AdmissionView,
-    BrownoutView,
-    DecisionRecord,
-    LinkTransfers,
-    PrefixView,
-    RegretView,
     RequestSummary,
-    RunningView,
-    SharedPrefix,
     StreamSink,
     WorkerView,
 )
 from kvasir_router.adapters.control import AdapterControl, AdapterWorkers
-from kvasir_router.adapters.disabled import NoAdapters
 from kvasir_router.adapters.placement import AdapterWorker
-from kvasir_router.demand import DemandBook, figures_of
 from kvasir_router.fast_path import FastPath
 from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.registry import DRAINING, READY, Registry
-from kvasir_router.index import CancelSnapshot, FetchSnapshot, PrefixSurvey
+from kvasir_router.index import CancelSnapshot, FetchSnapshot
 from kvasir_router.machine_views import SansIoMachine
 from kvasir_router.recordings.recorder import Recordings
 from kvasir_router.requests.events import (
@@ -68,6 +51,8 @@ from kvasir_router.requests.events import (
 )
 from kvasir_router.sessions.members import MakeSession, SessionMembers
 from kvasir_router.sessions.snapshots import Snapshots
+from kvasir_router.tasks import RouterTasks, first_of
+from kvasir_router.views import RouterViews
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +65,7 @@ def unobserved(_value: object) -> None:
     """An observer that does nothing."""
 
 
-class Router:
+class Router(RouterViews):
     """`kvasir.ports.router.RouterPort`. Call everything on one event loop; `run` must be running.
 
     `scales_to_zero`: the model may have no worker; requests start one if the planner reports so. `decisions`
@@ -108,24 +93,24 @@ class Router:
         on_summary: Callable[[RequestSummary], None] = unobserved,
         on_worker: Callable[[WorkerView], None] = unobserved,
     ) -> None:
-        self._machine = machine
-        self._registry = registry
+        super().__init__(
+            machine,
+            registry,
+            clock,
+            decisions=decisions,
+            adapters=adapters,
+            scales_to_zero=scales_to_zero,
+            rates_from=rates_from,
+        )
         self._discovery = discovery
-        self._clock = clock
-        self._decisions = decisions
         self.recordings = recordings
-        self._rates_from = rates_from
-        self._demand = DemandBook()
-        self._sleeps = scales_to_zero
-        self._awake_in_s: float | None = None
+        self._tasks = RouterTasks()
+        spawn = self._tasks.spawn
         self._fast_path = fast_path
         self._on_summary = on_summary
         self._on_worker = on_worker
-        self.adapters = adapters or NoAdapters()
         if adapters is not None:
-            adapters.attach(
-                AdapterWorkers(self._adapter_workers, self._order, self._adapters_changed, self._spawn)
-            )
+            adapters.attach(AdapterWorkers(self._adapter_workers, self._order, self._adapters_changed, spawn))
         self._members = SessionMembers(
             registry,
             make_session,
@@ -134,21 +119,16 @@ class Router:
             busy=self._busy,
             changed=self._show,
             adapters=self.adapters,
-            spawn=self._spawn,
+            spawn=spawn,
         )
-        self._snapshots = Snapshots(clock, feed=self._feed, spawn=self._spawn)
+        self._snapshots = Snapshots(clock, feed=self._feed, spawn=spawn)
         self._sinks: dict[str, StreamSink] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._to_flush: set[str] = set()
         self._turn_ends = False
         self._shown_s: dict[str, float] = {}
         self._armed_for: float | None = None
         self._rearm = asyncio.Event()
         self._quiet = asyncio.Event()
-        self._failed = asyncio.Event()
-        self._failure: BaseException | None = None
-        self._closing = False
-        self._was_ready = False
         self._closed = asyncio.Event()
 
     # -- RouterPort ------------------------------------------------------------------------------
@@ -173,93 +153,9 @@ class Router:
         """See RouterPort."""
         self._cut(request_id, "client_closed")
 
-    def workers(self) -> list[WorkerView]:
-        """See RouterPort."""
-        return [self._view(known.endpoint.worker_id) for known in self._registry.all()]
-
-    def explain(self, request_id: str) -> DecisionRecord | None:
-        """See RouterPort."""
-        record = self._decisions.explain(request_id)
-        if record is None:
-            return None
-        chosen = (record.prefill_worker, record.decode_worker)
-        known = [each.identity for each in self._registry.all() if each.endpoint.worker_id in chosen]
-        begun = {self._rates_from(identity) for identity in known if identity is not None}
-        return replace(record, rates=", ".join(sorted(begun)))
-
-    def regret(self) -> dict[str, RegretView]:
-        """See RouterPort."""
-        return {self._registry.model: self._decisions.regret()}
-
-    def running(self, most: int) -> list[RunningView]:
-        """See RouterPort."""
-        return self._machine.running(most, self._clock.now())
-
-    def running_request(self, request_id: str) -> RunningView | None:
-        """See RouterPort."""
-        return self._machine.running_request(request_id, self._clock.now())
-
-    def ended(self) -> list[RequestSummary]:
-        """See RouterPort."""
-        return self._decisions.summaries()
-
-    async def prefixes(self, most: int) -> list[PrefixView]:
-        """See RouterPort."""
-        fleet, survey, found = self._machine.fleet, PrefixSurvey(), list[SharedPrefix]()
-        for _ in chain(fleet.index.surveyed(survey), survey.largest(most, found)):
-            await self._clock.sleep(0)
-        block_tokens = max([each.identity.kv.block_size for each in fleet.workers.values()], default=0)
-        read = survey.read_blocks
-        return [PrefixView(self._registry.model, block_tokens, read, survey.complete, tuple(found))]
-
     def drain(self, worker_id: str, draining: bool, reason: str = "") -> None:
         """See RouterPort."""
         self._members.ask_drain(worker_id, draining, reason)
-
-    def brownout(self, model: str) -> BrownoutView:
-        """See RouterPort."""
-        return self._machine.brownout
-
-    def admission(self) -> dict[str, AdmissionView]:
-        """See RouterPort."""
-        return {self._registry.model: self._machine.admission(self._clock.now())}
-
-    def not_ready_reason(self) -> str | None:
-        """See RouterPort."""
-        if self._closing:
-            return "the router is stopping"
-        missing = self._machine.fleet.missing()
-        asleep = self._sleeps and self._awake_in_s is not None
-        return None if asleep else missing
-
-    def refusing_reason(self) -> str | None:
-        """See RouterPort."""
-        missing = self.not_ready_reason()
-        self._was_ready = self._was_ready or missing is None
-        return missing if self._closing or not self._was_ready else None
-
-    def not_ready_models(self) -> dict[str, str | None]:
-        """See RouterPort."""
-        return {self._registry.model: self.not_ready_reason()}
-
-    # -- sizes -----------------------------------------------------------------------------------
-
-    def demand(self) -> dict[str, Traffic]:
-        """Demand by model, and how it is served."""
-        now = self._clock.now()
-        view = self._machine.admission(now)
-        traffic = self._demand.traffic(
-            waiting=view.queued + view.parked,
-            waiting_tokens=self._machine.waiting_tokens(),
-            parked=view.parked,
-            in_flight=self._machine.in_flight,
-        )
-        return {self._registry.model: traffic}
-
-    def worker_figures(self) -> list[WorkerStats]:
-        """What is known of each worker that has or had work."""
-        fleet = self._machine.fleet
-        return [figures_of(worker, fleet.rates(name)) for name, worker in fleet.workers.items()]
 
     def planned(self, roles: Mapping[str, Role], ready_in_s: Mapping[str, float] | None) -> None:
         """The planner's report; see PlannerWord. None for the latter if the planner does not answer."""
@@ -269,40 +165,18 @@ class Router:
 
     # -- life ------------------------------------------------------------------------------------
 
-    @property
-    def in_flight(self) -> int:
-        """Requests that have not ended."""
-        return self._machine.in_flight
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait for a worker."""
-        return self._machine.queued
-
-    def accounting(self) -> Accounting:
-        """The accounting of what is served."""
-        return self._machine.accounting()
-
-    def index_stats(self) -> TreeStats:
-        """Sizes of the prefix index."""
-        return self._machine.fleet.index.stats()
-
-    def link_transfers(self) -> dict[str, Mapping[LinkClass, LinkTransfers]]:
-        """The KV that workers received, by model and class of link."""
-        return {self._registry.model: self._machine.fleet.received.totals()}
-
     async def run(self) -> None:
         """Serve until `close`. Raise the error that ended a part of the router, after closing the rest."""
         if self._closing:
             return
-        self._spawn(self._watch(), "router-watch")
-        self._spawn(self._tick(), "router-tick")
+        self._tasks.spawn(self._watch(), "router-watch")
+        self._tasks.spawn(self._tick(), "router-tick")
         try:
-            await self._first_of(self._failed.wait(), self._closed.wait())
+            await first_of(self._tasks.failed.wait(), self._closed.wait())
         finally:
             await self.close()
-        if self._failure is not None:
-            raise self._failure
+        if self._tasks.failure is not None:
+            raise self._tasks.failure
 
     async def close(self) -> None:
         """End every request with `shutting_down`, wait briefly for workers to confirm, and end all sessions.
@@ -315,12 +189,9 @@ class Router:
         self._flush()
         if self._unconfirmed():
             self._quiet.clear()
-            await self._first_of(self._quiet.wait(), self._clock.sleep(STOP_GRACE_S))
+            await first_of(self._quiet.wait(), self._clock.sleep(STOP_GRACE_S))
         await self._members.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.cancel()
         self._closed.set()
 
     def validate_state(self) -> None:
@@ -328,19 +199,6 @@ class Router:
         self._machine.validate_state()
         if len(self._sinks) != self._machine.in_flight:
             raise AssertionError(f"{len(self._sinks)} sinks, {self._machine.in_flight} requests")
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s ended: %s", task.get_name(), error, exc_info=error)
-            self._failure = self._failure or error
-            self._failed.set()
 
     async def _watch(self) -> None:
         async for snapshot in self._discovery.watch():
@@ -361,22 +219,12 @@ class Router:
                 await self._rearm.wait()
             else:
                 # Clocks have a resolution: a wait below it would end early, again and again.
-                await self._first_of(self._rearm.wait(), self._clock.sleep(max(due - now, GRAIN_S)))
+                await first_of(self._rearm.wait(), self._clock.sleep(max(due - now, GRAIN_S)))
 
     def _arm(self) -> None:
         due = self._machine.next_wakeup()
         if due is not None and (self._armed_for is None or due < self._armed_for):
             self._rearm.set()
-
-    @staticmethod
-    async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-        tasks = [asyncio.ensure_future(wait) for wait in waits]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- the machine -----------------------------------------------------------------------------
 
@@ -517,24 +365,6 @@ class Router:
     def _adapters_changed(self, worker_id: str, keys: frozenset[str]) -> None:
         self._feed(AdaptersChanged(worker_id, keys))
         self._show(worker_id)
-
-    # -- views -----------------------------------------------------------------------------------
-
-    def _busy(self, worker_id: str) -> int:
-        worker = self._machine.fleet.workers.get(worker_id)
-        return len(worker.legs) if worker is not None else 0
-
-    def _unconfirmed(self) -> int:
-        return sum(len(worker.ghosts) for worker in self._machine.fleet.workers.values())
-
-    def _view(self, worker_id: str) -> WorkerView:
-        worker = self._machine.fleet.workers.get(worker_id)
-        load, assigned = (None, None) if worker is None else (worker.load, worker.assigned)
-        fleet = self._machine.fleet
-        kv, health = fleet.kv_status(worker_id), fleet.health.view(worker_id, self._clock.now())
-        shown = self._registry[worker_id].view(load, self._busy(worker_id), kv, health, assigned)
-        held = self.adapters.held(worker_id)
-        return replace(shown, adapters=held) if held else shown
 
     def _show(self, worker_id: str) -> None:
         if self._members.get(worker_id) is None:
