@@ -36,6 +36,7 @@ from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.mux import RouterMux
 from kvasir_router.recordings.recorder import Recordings
 from kvasir_router.requests.machine import MachineLimits, RequestMachine
+from kvasir_router.sessions.members import MakeSession
 from kvasir_router.sessions.session import SessionEvent, SessionLimits, WorkerSession
 from kvasir_router.sessions.shared_discovery import SharedDiscovery
 from kvasir_router.shell import Router, unobserved
@@ -191,10 +192,54 @@ def make_router(
     called with the duration of each decision, in seconds. Costs begin with what `profile` measured. Without
     `fast_path` all deltas take the ordinary path. `taken` are names of other models, which no adapter may
     have. `recordings` are shared by the routers of a process."""
+    decisions = DecisionLog(
+        deployment.routing.decision_records,
+        policy=deployment.routing.policy,
+        stopwatch=clock.now,
+        on_decision=on_decision,
+    )
+    priors, model = WorkerPriors(profile), deployment.model.name
+    machine: RequestMachine | EmbeddingMachine
+    lanes, adapters = None, None
+    if deployment.embeds:
+        machine = make_embedding_machine(deployment, rng)
+    else:
+        machine = generating = make_machine(
+            deployment, rng, priors=priors, decisions=decisions, on_gap=partial(_log_gap, model)
+        )
+        if fast_path:
+            lanes = FastPath(lambda request_id, _: generating.fast_path_of(request_id))
+        if deployment.lora_loading.enabled:
+            adapters = _adapter_control(deployment, generating.fleet, clock, taken)
+    return Router(
+        machine,
+        Registry(model=model, tokenizer_digest=tokenizer_digest, golden=golden, embeds=deployment.embeds),
+        discovery,
+        _session_maker(deployment, dialer, clock, rng, router_id),
+        clock,
+        decisions=decisions,
+        recordings=recordings or Recordings(router_id, deployment.routing.policy, clock.now),
+        rates_from=priors.source,
+        fast_path=lanes,
+        adapters=adapters,
+        scales_to_zero=all(deployment.scales_to_zero(pool) for pool in deployment.pools),
+        on_summary=on_summary,
+        on_worker=on_worker,
+    )
+
+
+def _session_maker(
+    deployment: Deployment,
+    dialer: Dialer | Callable[[Endpoint], Dialer],
+    clock: Clock,
+    rng: Rng,
+    router_id: str,
+) -> MakeSession:
+    worker = deployment.worker
     limits = SessionLimits(
-        link=LinkLimits(tail_messages=deployment.worker.tail_messages),
-        resume_window_s=deployment.worker.resume_window_s,
-        liveness_timeout_s=deployment.worker.liveness_timeout_s,
+        link=LinkLimits(tail_messages=worker.tail_messages),
+        resume_window_s=worker.resume_window_s,
+        liveness_timeout_s=worker.liveness_timeout_s,
     )
 
     def make_session(endpoint: Endpoint, on_event: Callable[[SessionEvent], None]) -> WorkerSession:
@@ -208,51 +253,18 @@ def make_router(
             limits=limits,
         )
 
-    decisions = DecisionLog(
-        deployment.routing.decision_records,
-        policy=deployment.routing.policy,
-        stopwatch=clock.now,
-        on_decision=on_decision,
-    )
-    embeds, priors = deployment.embeds, WorkerPriors(profile)
-    machine: RequestMachine | EmbeddingMachine
-    lanes, adapters = None, None
-    if embeds:
-        machine = make_embedding_machine(deployment, rng)
-    else:
-        machine = generating = make_machine(
-            deployment,
-            rng,
-            priors=priors,
-            decisions=decisions,
-            on_gap=partial(_log_gap, deployment.model.name),
-        )
-        if fast_path:
-            lanes = FastPath(lambda request_id, _: generating.fast_path_of(request_id))
-        if deployment.lora_loading.enabled:
-            adapters = AdapterControl(
-                deployment.model.name,
-                deployment.lora_loading,
-                [pool.name for pool in deployment.pools],
-                clock,
-                taken=taken.union(deployment.served_names()),
-                serves=lambda key: generating.fleet.missing(key) is None,
-                version=lambda: generating.fleet.changed,
-            )
-    return Router(
-        machine,
-        Registry(
-            model=deployment.model.name, tokenizer_digest=tokenizer_digest, golden=golden, embeds=embeds
-        ),
-        discovery,
-        make_session,
+    return make_session
+
+
+def _adapter_control(
+    deployment: Deployment, fleet: Fleet, clock: Clock, taken: frozenset[str]
+) -> AdapterControl:
+    return AdapterControl(
+        deployment.model.name,
+        deployment.lora_loading,
+        [pool.name for pool in deployment.pools],
         clock,
-        decisions=decisions,
-        recordings=recordings or Recordings(router_id, deployment.routing.policy, clock.now),
-        rates_from=priors.source,
-        fast_path=lanes,
-        adapters=adapters,
-        scales_to_zero=all(deployment.scales_to_zero(pool) for pool in deployment.pools),
-        on_summary=on_summary,
-        on_worker=on_worker,
+        taken=taken.union(deployment.served_names()),
+        serves=lambda key: fleet.missing(key) is None,
+        version=lambda: fleet.changed,
     )
