@@ -82,7 +82,7 @@ def make_machine(
 
 def _log_gap(model: str, missing: str | None) -> None:
     if missing is None:
-        log.warning("every role of %s serves again", model)
+        log.warning("requests of %s run on workers of their roles again", model)
     else:
         log.warning("%s: requests of %s run whole on workers of any role", missing, model)
 

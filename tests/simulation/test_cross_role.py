@@ -102,7 +102,7 @@ def test_without_a_prefill_worker_prompts_are_computed_where_they_decode(
 
     with caplog.at_level(logging.WARNING, "kvasir_router"):
         simulate(three_workers(), story)
-    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["no", "every"]
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["no", "requests"]
 
 
 def test_a_fleet_that_was_never_complete_waits_for_the_role_that_starts() -> None:
@@ -117,6 +117,44 @@ def test_a_fleet_that_was_never_complete_waits_for_the_role_that_starts() -> Non
     spec = deployment(prefill=1, decode=1)
     pools = tuple(pool.model_copy(update={"replicas": int(pool.name == "prefill")}) for pool in spec.pools)
     simulate(spec.model_copy(update={"pools": pools}), story)
+
+
+@pytest.mark.parametrize(("role", "other"), [("prefill", "decode"), ("decode", "prefill")])
+def test_a_model_that_slept_waits_for_every_role_as_at_its_first_start(role: str, other: str) -> None:
+    asleep = {"kvasir-tiny": 5.0}
+
+    async def story(cluster: Cluster) -> None:
+        await cluster.submit(range(64)).finished()
+        for worker_id in (f"{other}-{int(other == 'decode')}", f"{role}-{int(role == 'decode')}"):
+            await cluster.kill(worker_id)
+            await cluster.clock.sleep(3.0)
+            await cluster.forget(worker_id)
+        cluster.router.planned({}, asleep)
+        stream = cluster.submit(range(64))
+        assert cluster.router.demand()["kvasir-tiny"].parked == 1, "what the planner wakes the model for"
+        cluster.router.planned({}, asleep)
+        await cluster.add(role)
+        await cluster.clock.sleep(3.0)
+        assert not stream.started.is_set()
+        await cluster.add(other)
+        assert (await stream.finished()).prefill_worker is not None
+
+    simulate(deployment(prefill=1, decode=1), story)
+
+
+def test_streams_that_outlive_every_worker_of_a_model_that_may_sleep_take_the_first_new_one() -> None:
+    async def story(cluster: Cluster) -> None:
+        stream = cluster.submit(range(64), LONG)
+        await stream.started.wait()
+        for worker_id in ("prefill-0", "decode-1"):
+            await cluster.kill(worker_id)
+            await cluster.forget(worker_id)
+        await cluster.clock.sleep(3.0)
+        cluster.router.planned({}, {"kvasir-tiny": 5.0})
+        await cluster.add("prefill")
+        assert (await stream.finished()).decode_worker == "prefill-3"
+
+    simulate(deployment(prefill=1, decode=1), story)
 
 
 def test_requests_wait_for_their_role_where_the_spec_says_so() -> None:

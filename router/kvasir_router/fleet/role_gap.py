@@ -2,8 +2,8 @@
 
     complete ──a role is lost──▶ lacking ──`after_s`──▶ open ──the role is back──▶ complete
 
-A fleet that was never complete is starting, and its requests wait for the role that is not there yet. Pure:
-no clock.
+A fleet that was never complete, or not since its model slept, is starting, and its requests wait for the role
+that is not there yet. Pure: no clock.
 """
 
 from __future__ import annotations
@@ -35,9 +35,16 @@ class RoleGap:
         self._missing = missing
         if missing is not None:
             return
+        self._close(complete=True)
+
+    def asleep(self) -> None:
+        """The model has no worker because it is not used: the next ones start it."""
+        self._close(complete=False)
+
+    def _close(self, *, complete: bool) -> None:
         if self.open:
             self._on_change(None)
-        self._complete, self.open, self._since_s = True, False, None
+        self._complete, self.open, self._since_s = complete, False, None
 
     def look(self, now: float) -> bool:
         """Return whether the gap has opened since the last call."""

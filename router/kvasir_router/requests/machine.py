@@ -155,6 +155,8 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
                 self._tick(now)
             case PlanReceived(roles, ready_in_s):
                 self._ready_in_s = ready_in_s
+                if ready_in_s is not None and not self.fleet.workers and not self._states:
+                    self.fleet.gap.asleep()
                 self.fleet.assign(roles)
                 self._placement.unpark(now)
             case AdaptersChanged(worker_id, adapters) if worker_id in self.fleet.workers:
