@@ -25,17 +25,11 @@ from kvasir_platform.gateway.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from kvasir_platform.gateway.openai.schema.decode import decode_body, not_served
+from kvasir_platform.gateway.openai.schema.decode import decode_body, refuse_not_served
 from kvasir_platform.gateway.openai.schema.limits import bad, check_depth, check_references, unsupported
 
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
 _COUNT = msgspec.json.Decoder(CountTokensBody)
-_REFUSED: dict[type[Struct], tuple[str, ...]] = {
-    kind: not_served(kind) for kind in (MessagesBody, CountTokensBody)
-}
-_EMPTY: tuple[Any, ...] = (False, [], {}, "")
-#: Default values of refused fields, other than empty ones; they are accepted.
-_HARMLESS: dict[str, tuple[Any, ...]] = {"speed": ("standard",)}
 _ASSISTANTS = (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
 
 _Body = TypeVar("_Body", bound=PromptFields)
@@ -70,10 +64,7 @@ def _checked(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     except RequestError:
         _refuse_server_tools(body)
         raise
-    for name in _REFUSED[type(decoded)]:
-        value = getattr(decoded, name)
-        if value is not None and value not in _EMPTY and value not in _HARMLESS.get(name, ()):
-            raise unsupported(name)
+    refuse_not_served(decoded)
     for i, message in enumerate(decoded.messages):
         if not isinstance(message.content, str):
             _check_blocks(message, i)

@@ -42,6 +42,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "mode": ("standard",),
     "service_tier": ("auto", "default"),
+    "speed": ("standard",),
     "verbosity": ("medium",),
 }
 _MISSING = re.compile(r"missing required field `(.+?)`")
