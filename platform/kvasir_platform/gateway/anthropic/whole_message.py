@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -22,6 +22,7 @@ from kvasir_platform.gateway.anthropic.answers import (
 )
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.answer import AnswerHead, wanted_calls
+from kvasir_platform.gateway.openai.conversation import called_with
 
 _Kind: TypeAlias = type[TextOutput] | type[ThinkingOutput]
 _Prose: TypeAlias = tuple[_Kind, list[str]]
@@ -88,13 +89,4 @@ class WholeMessage:
 
 def _called(pieces: list[ToolCallDelta]) -> ToolUseOutput:
     first = pieces[0]
-    return ToolUseOutput(first.call_id, first.name, call_input("".join(each.arguments for each in pieces)))
-
-
-def call_input(text: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object: an empty one for text that is none, such as that of a call
-    which the output limit has cut short."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return {}
+    return ToolUseOutput(first.call_id, first.name, called_with("".join(each.arguments for each in pieces)))

@@ -76,15 +76,16 @@ def _call(call_id: str, function: FunctionCalled, path: str, texts: JsonTexts) -
     arguments = function.arguments
     if isinstance(arguments, str):
         texts.add(arguments)
-    parsed = _object(arguments) if isinstance(arguments, str) else arguments or {}
+    parsed = called_with(arguments) if isinstance(arguments, str) else arguments or {}
     check_depth(parsed, f"{path}.function.arguments", MAX_DEPTH)
     return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": parsed}}
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Return JSON text as an object. Invalid JSON of the model becomes an empty object, as in vLLM: it is
-    part of the conversation, and refusing it would refuse every further turn."""
+def called_with(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object. Invalid JSON of the model, such as that of a call which
+    the output limit has cut short, becomes an empty object, as in vLLM: it is part of the conversation, and
+    refusing it would refuse every further turn."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {}
