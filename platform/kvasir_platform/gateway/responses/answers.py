@@ -50,7 +50,9 @@ class ResponseRecord:
         return _encode(self._object(None, status))
 
     def ended(self, usage: Usage | None = None, error: KvasirError | None = None) -> tuple[str, bytes]:
-        """Return the status of the response at its end, and the response as JSON, which is kept."""
+        """Close the output. Return the status of the response at its end, and the response as JSON, which is
+        kept."""
+        self.output.end()
         made = self._object(ResponseEnd(int(self._wall()), usage, error))
         shown = _encode(made)
         if self._keep is not None:
@@ -63,11 +65,10 @@ class ResponseRecord:
         )
 
 
-class WholeResponse:
-    """A response that is sent when it is complete."""
+class _UnsentResponse:
+    """A response of which nothing is sent while it is made."""
 
-    def __init__(self, exchange: Exchange, record: ResponseRecord) -> None:
-        self._exchange = exchange
+    def __init__(self, record: ResponseRecord) -> None:
         self._record = record
 
     def delta(self, index: int, delta: Delta) -> None:
@@ -75,12 +76,19 @@ class WholeResponse:
         self._record.output.add(delta)
 
     def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
-        """Return None: nothing has been sent yet."""
+        """Return None: nothing is sent."""
         return None
+
+
+class WholeResponse(_UnsentResponse):
+    """A response that is sent when it is complete."""
+
+    def __init__(self, exchange: Exchange, record: ResponseRecord) -> None:
+        super().__init__(record)
+        self._exchange = exchange
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Send the response."""
-        self._record.output.end()
         self._exchange.respond(200, self._record.ended(usage)[1], headers=timing)
 
     def fail(self, error: KvasirError) -> None:
@@ -158,28 +166,15 @@ class StreamedResponse:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), shown)
 
 
-class BackgroundResponse:
+class BackgroundResponse(_UnsentResponse):
     """A response that nobody waits for: it is stored at its end."""
-
-    def __init__(self, record: ResponseRecord) -> None:
-        self._record = record
-
-    def delta(self, index: int, delta: Delta) -> None:
-        """Add what a step added."""
-        self._record.output.add(delta)
-
-    def lane(self, index: int, gaps: StreamGaps) -> Lane | None:
-        """Return None: nothing is sent."""
-        return None
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Store the response."""
-        self._record.output.end()
         self._record.ended(usage)
 
     def fail(self, error: KvasirError) -> None:
         """Store the failed response."""
-        self._record.output.end()
         self._record.ended(error=error)
 
 

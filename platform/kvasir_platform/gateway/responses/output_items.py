@@ -117,11 +117,8 @@ class OutputItems:
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        """All items in order, open ones as they are."""
-        shown = dict(self._done)
-        for item in (*self._calls.values(), *(() if self._open is None else (self._open,))):
-            shown[item.index] = item.shown("incomplete")
-        return [shown[index] for index in sorted(shown)]
+        """All items that are closed, in order."""
+        return [self._done[index] for index in sorted(self._done)]
 
     def _take_blank(self) -> str:
         blank, self._blank = self._blank, ""

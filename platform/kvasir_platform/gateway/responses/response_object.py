@@ -36,7 +36,7 @@ class ResponseEnd:
 def response_object(
     asked: ResponsesBody,
     head: AnswerHead,
-    output: OutputItems | None,
+    output: OutputItems,
     end: ResponseEnd | None = None,
     *,
     stored: bool,
@@ -46,8 +46,7 @@ def response_object(
     later; `status` is that of a response that goes on."""
     cut = None
     if end is not None:
-        finish = None if output is None else output.finish
-        cut = None if finish is None else _INCOMPLETE_REASONS.get(finish)
+        cut = None if output.finish is None else _INCOMPLETE_REASONS.get(output.finish)
         status = FAILED if end.error is not None else COMPLETED if cut is None else INCOMPLETE
     return {
         "id": head.id,
@@ -62,7 +61,7 @@ def response_object(
         "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": asked.max_tool_calls,
         "model": head.model,
-        "output": [] if output is None or end is None else output.items,
+        "output": [] if end is None else output.items,
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
         "prompt_cache_key": asked.prompt_cache_key,
@@ -92,13 +91,12 @@ def response_error(error: KvasirError) -> dict[str, str]:
     return {"code": code, "message": f"{error.message} ({error.code})"}
 
 
-def _usage(usage: Usage, output: OutputItems | None) -> dict[str, Any]:
-    reasoning = 0 if output is None else output.reasoning_tokens
+def _usage(usage: Usage, output: OutputItems) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
     }
 
