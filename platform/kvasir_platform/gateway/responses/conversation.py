@@ -154,11 +154,9 @@ def _messages(instructions: str | None, items: Iterable[InputItem]) -> list[Mess
 
 
 def _begins_turn(turn: _Turn, kind: str) -> bool:
-    if kind == "reasoning":
-        return turn.content is not None or bool(turn.calls)
-    if kind == "message":
-        return turn.content is not None or bool(turn.calls)
-    return len(turn.calls) >= MAX_CALLS
+    if kind == "function_call":
+        return len(turn.calls) >= MAX_CALLS
+    return turn.content is not None or bool(turn.calls)
 
 
 def _add(turn: _Turn, item: InputItem, kind: str) -> None:

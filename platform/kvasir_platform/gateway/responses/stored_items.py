@@ -8,12 +8,12 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from kvasir.core.errors import RequestError
+from kvasir.core.errors import CapacityError, RequestError
 from kvasir.ports.responses import StoredResponse
 from kvasir_platform.gateway.openai.schema.limits import bad
 from kvasir_platform.gateway.responses.body import InputItem
 from kvasir_platform.gateway.responses.decode import decode_items, item_type
-from kvasir_platform.gateway.responses.response_object import CANCELLED, FAILED
+from kvasir_platform.gateway.responses.response_object import CANCELLED, FAILED, response_error
 
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
 
@@ -52,10 +52,9 @@ def shown_response(stored: StoredResponse) -> bytes:
     response: dict[str, Any] = msgspec.json.decode(stored.body)
     response["status"] = CANCELLED if stored.status == "cancelled" else FAILED
     if stored.status == "lost":
-        response["error"] = {
-            "code": "server_error",
-            "message": "The process that ran the response has ended. (router_lost)",
-        }
+        response["error"] = response_error(
+            CapacityError("The process that ran the response has ended.", code="router_lost")
+        )
     return msgspec.json.encode(response)
 
 
