@@ -18,8 +18,8 @@ from kvasir_platform.gateway.http.inner_exchange import NoClient
 
 
 class BackgroundExchange(Exchange):
-    """The exchange of a background call of `client`, who gets what is answered before `accept`. `on_end` is
-    called once, when it ends in any way."""
+    """The exchange of a background call of `client`, who gets what is answered first: by `accept`, or at the
+    end of a call that was not accepted. `on_end` is called once, when it ends in any way."""
 
     __slots__ = ("_client", "_on_end")
 
@@ -79,9 +79,9 @@ class BackgroundRun:
         asyncio.get_running_loop().call_soon(self._accept, body)
 
     def ended(self, body: bytes) -> None:
-        """The response has ended."""
-        self.exchange.close()
+        """The response has ended, maybe in the turn in which it began: then it is its client's answer."""
         self._store.put(replace(self._stored, body=body, status="ended"))
+        self.exchange.respond(200, body)
 
     def _accept(self, body: bytes) -> None:
         if self.exchange.open:
