@@ -84,9 +84,6 @@ class ResponsesApi:
             raise missing
 
         def found(stored: StoredResponse | None) -> None:
-            if not exchange.open:
-                self._context.errors.refused(CLIENT_CLOSED)
-                return
             items = {} if stored is None else {item.id or "": item for item in conversation_of(stored)}
             if name not in items:
                 raise missing
@@ -102,9 +99,6 @@ class ResponsesApi:
             return
 
         def found(stored: StoredResponse | None) -> None:
-            if not exchange.open:
-                self._context.errors.refused(CLIENT_CLOSED)
-                return
             if stored is None:
                 raise RequestError(
                     f"Previous response with id {earlier!r} not found: {self._why_not_found()}",
@@ -217,9 +211,13 @@ class ResponsesApi:
         return self._answered(exchange, found)
 
     def _answered(self, exchange: Exchange, found: _Found) -> _Found:
-        """Return `found` with its errors as answers: it may be called in a later turn of the loop."""
+        """Return `found` for a client that still waits, and with its errors as answers: it may be called in a
+        later turn of the loop."""
 
         def then(stored: StoredResponse | None) -> None:
+            if not exchange.open:
+                self._context.errors.refused(CLIENT_CLOSED)
+                return
             try:
                 found(stored)
             # As in ServedCall: whatever a step raises is the call's answer.
