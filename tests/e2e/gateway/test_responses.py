@@ -180,8 +180,16 @@ async def test_items_are_sent_by_reference(start: Any) -> None:
         assert (missing.value.code, missing.value.param) == ("response_not_found", "input[0].id")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "Hi", "previous_response_id": f"resp_{'0' * 32}"},
+        {"input": [{"id": f"msg_{'0' * 32}i00"}, {"role": "user", "content": "Hi"}]},
+    ],
+    ids=["continued", "referred to"],
+)
 async def test_a_long_stored_conversation_is_rendered_in_a_thread(
-    start: Any, monkeypatch: pytest.MonkeyPatch
+    start: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     edge = await start()
     pool = edge.gateway._models.find(MODEL).model.tokenizers
@@ -193,12 +201,29 @@ async def test_a_long_stored_conversation_is_rendered_in_a_thread(
         later(work, *rest)
 
     monkeypatch.setattr(pool, "later", noted)
-    items = json.dumps([{"role": "user", "content": "x " * 200_000}]).encode()
-    edge.gateway._responses._store.put(StoredResponse(DEFAULT_TENANT, "resp_1", b'{"output":[]}', items))
-    body = {"model": MODEL, "input": "Hi", "previous_response_id": "resp_1"}
-    reply = await edge.post(RESPONSES, json.dumps(body).encode())
+    said = {"id": f"msg_{'0' * 32}i00", "role": "user", "content": "x " * 200_000}
+    stored = StoredResponse(DEFAULT_TENANT, f"resp_{'0' * 32}", b'{"output":[]}', json.dumps([said]).encode())
+    edge.gateway._responses._store.put(stored)
+    reply = await edge.post(RESPONSES, json.dumps({"model": MODEL, **fields}).encode())
     assert json.loads(reply.body)["error"]["code"] == "context_length_exceeded"
     assert any("_rendered" in work for work in threaded)
+
+
+async def test_an_input_refers_to_a_bounded_number_of_responses(start: Any) -> None:
+    edge = await start()
+    edge.router.script = greeting
+    refer = []
+    for number in range(33):
+        name = f"{number:032x}"
+        refer.append({"id": f"msg_{name}i00"})
+        items = json.dumps([{"id": f"msg_{name}i00", "role": "user", "content": "Hi"}]).encode()
+        edge.gateway._responses._store.put(
+            StoredResponse(DEFAULT_TENANT, f"resp_{name}", b'{"output":[]}', items)
+        )
+    for asked, status in ((refer[:32], 200), (refer, 400)):
+        reply = await edge.post(RESPONSES, json.dumps({"model": MODEL, "input": asked}).encode())
+        assert reply.status == status
+    assert "more than 32 responses" in json.loads(reply.body)["error"]["message"]
 
 
 async def test_what_is_not_to_be_stored_is_not(start: Any) -> None:
@@ -313,6 +338,10 @@ async def test_a_background_response_is_polled(start: Any) -> None:
     assert (await client.responses.retrieve(made.id)).status == "queued"
     with pytest.raises(openai.BadRequestError):
         await client.responses.create(model=MODEL, input="x", previous_response_id=made.id)
+    item: Any = {"type": "item_reference", "id": made.id.replace("resp_", "msg_") + "00"}
+    with pytest.raises(openai.BadRequestError) as early:
+        await client.responses.create(model=MODEL, input=[item])
+    assert early.value.param == "input[0].id"
     greeting(stream)
     done = await client.responses.retrieve(made.id)
     assert done.status == "completed"

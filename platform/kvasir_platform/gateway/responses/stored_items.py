@@ -25,14 +25,11 @@ class _Output(msgspec.Struct):
 _OUTPUT = msgspec.json.Decoder(_Output)
 
 
-def conversation_of(stored: StoredResponse) -> list[InputItem]:
-    """Return the items of a stored response: what it was made from, then its output. Raise RequestError for
-    one that has not ended well."""
+def conversation_of(stored: StoredResponse, param: str) -> list[InputItem]:
+    """Return the items of a stored response: what it was made from, then its output. Raise RequestError, with
+    the field `param` that names it, for one that has not ended well."""
     if stored.status != "ended":
-        raise bad(
-            f"Response {stored.id!r} is {stored.status}; continue one that has ended.",
-            "previous_response_id",
-        )
+        raise bad(f"Response {stored.id!r} is {stored.status}; continue one that has ended.", param)
     output = _OUTPUT.decode(stored.body).output
     return [*decode_items(stored.items), *decode_items(bytes(output))]
 

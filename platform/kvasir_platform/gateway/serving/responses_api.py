@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import msgspec
@@ -40,6 +41,21 @@ _MAX_REFERRED = 32
 _Found = Callable[[StoredResponse | None], None]
 
 
+@dataclass(slots=True)
+class _Read:
+    """What a call has read of stored responses: items by their ids, and how much it was."""
+
+    items: dict[str, InputItem] = field(default_factory=dict)
+    responses: int = 0
+    bytes: int = 0
+
+    def conversation(self, stored: StoredResponse, param: str) -> list[InputItem]:
+        """Return all items of a response, which is counted. Raise RequestError as conversation_of does."""
+        self.responses += 1
+        self.bytes += stored.size
+        return conversation_of(stored, param)
+
+
 class ResponsesApi:
     """POST /v1/responses, and the paths of one response."""
 
@@ -57,45 +73,46 @@ class ResponsesApi:
         asked = decode_responses(exchange.request.body)
         self._check(caller, asked)
         caller.check_model(asked.model)
-        self._resolve(caller, exchange, asked, {}, _MAX_REFERRED)
+        self._resolve(caller, exchange, asked, _Read())
 
-    def _resolve(
-        self,
-        caller: Caller,
-        exchange: Exchange,
-        asked: ResponsesBody,
-        known: dict[str, InputItem],
-        lookups: int,
-    ) -> None:
-        """Go on when the items that the input refers to are `known`, after at most so many `lookups`."""
-        wanted = next_reference(asked, known)
+    def _resolve(self, caller: Caller, exchange: Exchange, asked: ResponsesBody, read: _Read) -> None:
+        """Go on when the items that the input refers to have been read."""
+        wanted = next_reference(asked, read.items)
         if wanted is None:
-            self._continue(caller, exchange, resolved(asked, known))
+            self._continue(caller, exchange, resolved(asked, read.items), read)
             return
         place, name = wanted
+        param = f"input[{place}].id"
         response = response_of(name)
         missing = RequestError(
             f"Item with id {name[:64]!r} not found: {self._why_not_found()}",
             status=404,
             code="response_not_found",
-            param=f"input[{place}].id",
+            param=param,
         )
-        if response is None or not lookups:
+        if response is None:
             raise missing
+        if read.responses == _MAX_REFERRED:
+            raise bad(
+                f"input refers to items of more than {_MAX_REFERRED} responses; send the items, or continue "
+                "the last response with previous_response_id.",
+                param,
+            )
 
         def found(stored: StoredResponse | None) -> None:
-            items = {} if stored is None else {item.id or "": item for item in conversation_of(stored)}
-            if name not in items:
+            items = [] if stored is None else read.conversation(stored, param)
+            read.items = {item.id or "": item for item in items} | read.items
+            if name not in read.items:
                 raise missing
-            self._resolve(caller, exchange, asked, {**items, **known}, lookups - 1)
+            self._resolve(caller, exchange, asked, read)
 
         self._store.find(caller.tenant, response, self._answered(exchange, found))
 
-    def _continue(self, caller: Caller, exchange: Exchange, asked: ResponsesBody) -> None:
+    def _continue(self, caller: Caller, exchange: Exchange, asked: ResponsesBody, read: _Read) -> None:
         """Start a call after the response that it names, if any."""
         earlier = asked.previous_response_id
         if earlier is None:
-            self._start(caller, exchange, asked, None)
+            self._start(caller, exchange, asked, [], read.bytes)
             return
 
         def found(stored: StoredResponse | None) -> None:
@@ -105,7 +122,8 @@ class ResponsesApi:
                     code="previous_response_not_found",
                     param="previous_response_id",
                 )
-            self._start(caller, exchange, asked, stored)
+            items = read.conversation(stored, "previous_response_id")
+            self._start(caller, exchange, asked, items, read.bytes)
 
         self._store.find(caller.tenant, earlier, self._answered(exchange, found))
 
@@ -165,11 +183,14 @@ class ResponsesApi:
             )
 
     def _start(
-        self, caller: Caller, exchange: Exchange, asked: ResponsesBody, previous: StoredResponse | None
+        self,
+        caller: Caller,
+        exchange: Exchange,
+        asked: ResponsesBody,
+        earlier: list[InputItem],
+        stored_bytes: int,
     ) -> None:
         context = self._context
-        earlier = [] if previous is None else conversation_of(previous)
-        stored_bytes = 0 if previous is None else previous.size
         suffix = context.suffix
         key = suffix() + suffix() + suffix() + suffix()
         name = f"resp_{key}"
