@@ -69,6 +69,40 @@ def test_a_response_is_found_until_its_time_is_over() -> None:
     assert kept.store.sizes == (0, 0)
 
 
+def test_responses_whose_time_is_over_leave_memory_with_any_call_and_a_bounded_number_at_once() -> None:
+    kept = Kept(ttl_s=10)
+    for number in range(40):
+        kept.put(f"r{number}", f"t{number % 3}")
+        kept.find("r0", "t0")
+    kept.now = 5.0
+    kept.put("late")
+    kept.now = 10.0
+    left = []
+    for _ in range(3):
+        kept.find("none")
+        left.append(kept.store.sizes[0])
+    assert left == [25, 9, 1]
+    assert kept.find("late") is not None
+    kept.now = 15.0
+    kept.put("new")
+    assert kept.store.sizes == (1, kept.store.sizes[1])
+    assert kept.find("late") is None
+
+
+def test_a_response_that_is_put_again_lives_from_then_on() -> None:
+    kept = Kept(ttl_s=10)
+    for _ in range(20):
+        kept.put("a", status="running")
+        for number in range(20):
+            kept.put(f"r{number}")
+        kept.now += 10.0
+        kept.put("a")
+        kept.now += 9.0
+        assert kept.find("a") is not None
+    kept.now += 1.0
+    assert [kept.find("a"), kept.find("a"), kept.store.sizes] == [None, None, (0, 0)]
+
+
 def test_a_cancelled_response_stays_cancelled_and_its_run_hears_of_it_once() -> None:
     kept = Kept()
     stops: list[str] = []
