@@ -12,7 +12,7 @@ from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.edge import ResponsesSpec
-from kvasir.ports.responses import ResponseStore, StoredResponse
+from kvasir.ports.responses import ResponseStore, StoredResponse, StoredStatus
 from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 
 PATIENCE_S = 30.0
@@ -35,8 +35,8 @@ async def asked(ask: Ask, name: str = "a", tenant: str = "t") -> StoredResponse 
         return await answer
 
 
-def response(body: bytes = b"{}", **fields: str) -> StoredResponse:
-    return StoredResponse("t", "a", body, b"[]", **fields)  # type: ignore[arg-type]
+def response(body: bytes = b"{}", status: StoredStatus = "ended") -> StoredResponse:
+    return StoredResponse("t", "a", body, b"[]", status)
 
 
 async def test_what_is_put_is_found_by_its_tenant_in_its_last_state(store: ResponseStore) -> None:
