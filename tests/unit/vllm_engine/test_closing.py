@@ -20,6 +20,7 @@ from kvasir_workers.engines.vllm.output.closing import (
     ClosingVocabulary,
     allows,
 )
+from kvasir_workers.engines.vllm.output.grammar_budget import STEP_S
 
 TOKENS = ("<end>", *'abcxyz0159"{}[]:,.-@ </parmt>eg_vlu', "name", '","', '":"', '"}', "},{", "abc")
 END = 0
@@ -249,6 +250,43 @@ def test_a_search_that_takes_too_long_is_the_last_one() -> None:
     assert len(run.output) == 60
     assert not run.shortened
     assert next(times) < 10
+
+
+def test_the_searches_of_a_step_take_less_than_the_step_may() -> None:
+    tick_s, reads = SEARCH_S / 30, 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return reads * tick_s
+
+    run, rng, most = Run(CALLS, 120, clock=clock), random.Random(2), 0
+    while run.output[-1:] != [END]:
+        before = reads
+        allowed = run.allowed()
+        most = max(most, reads - before)
+        run.take(rng.choice([token for token in allowed if token] or [END]))
+    assert run.shortened
+    assert 30 <= most < 30 * STEP_S / SEARCH_S
+
+
+def test_a_string_that_grows_is_not_searched_again_while_there_is_room() -> None:
+    reads = 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return 0.0
+
+    run = Run(FLAT, 100, clock=clock)
+    for text in ("{", '"', "name", '":"', *"xyz"):
+        run.allowed()
+        run.take(TOKENS.index(text))
+    before = reads
+    for _ in range(70):
+        run.allowed()
+        run.take(TOKENS.index("y"))
+    assert reads == before
 
 
 def test_searches_that_find_nothing_end_by_their_time_together() -> None:
