@@ -409,15 +409,24 @@ def test_without_a_deployment_the_command_says_how_to_name_one(
 
 
 @pytest.mark.parametrize(
-    "option", ["--duration=0", "--duration=8x", "--bytes=1", "--requests=0", "--keep=0", "--block-tokens=0"]
+    ("option", "message"),
+    [
+        ("--duration=0", "'0': a time up to seven days"),
+        ("--duration=8x", "'8x': a time up to seven days"),
+        ("--wait=8d", "'8d': a time up to seven days"),
+        ("--bytes=1", "'1': name a size of at least 16K"),
+        ("--requests=0", "'0': a whole number from 1"),
+        ("--keep=0", "'0': a whole number from 1 to 1000"),
+        ("--block-tokens=0", "'0': a whole number from 1 to 65536"),
+    ],
 )
 def test_an_impossible_limit_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["record", str(tmp_path / "a.jsonl"), option])
     assert ended.value.code == 2
-    assert "name a" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_salt_that_can_be_guessed_is_refused(

@@ -1,12 +1,15 @@
-"""Types of options that take a number: their bounds, and what argparse says of text outside them."""
+"""Types of options that take a number or a time: bounds, and what argparse says of text outside them."""
 
 from __future__ import annotations
 
 import math
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 _MOST = 1e9
+_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_S = 7 * 86_400.0
 
 
 def positive(text: str) -> float:
@@ -43,6 +46,14 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a time such as 500ms, 90, 15m or 2h. Raises ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
+    if found is None or not 0.0 < (value := float(found[1]) * _TIMES[found[2]]) <= _MOST_S:
+        raise ArgumentTypeError(f"{text!r}: a time up to seven days, as 90, 15m or 2h")
+    return value
 
 
 def _parsed(text: str) -> float:

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvasir_platform.cli.common.numbers import number, whole
+from kvasir_platform.cli.common.numbers import number, seconds, whole
 from kvasir_platform.cli.live.epilogs import (
     LOGS_EPILOG,
     STATUS_EPILOG,
@@ -16,7 +16,6 @@ from kvasir_platform.cli.live.epilogs import (
     TRACE_EPILOG,
 )
 from kvasir_platform.cli.record.arguments import add_routers, sites_of
-from kvasir_platform.cli.record.arguments import seconds as time_text
 
 if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
@@ -73,7 +72,7 @@ def _add_tail(add: Add, gateway: argparse.ArgumentParser) -> None:
         "--slow",
         nargs="?",
         const=0.0,
-        type=time_text,
+        type=seconds,
         metavar="TIME",
         help="only those that missed their SLO class; with TIME, as 500ms or 2s, those that took longer",
     )
@@ -91,7 +90,7 @@ def _add_logs(add: Add) -> None:
     logs.add_argument(
         "-f", "--follow", action="store_true", help="go on with what is written; Ctrl-C ends it"
     )
-    logs.add_argument("--since", type=time_text, metavar="TIME", help="only the last TIME, as 90, 15m or 2h")
+    logs.add_argument("--since", type=seconds, metavar="TIME", help="only the last TIME, as 90, 15m or 2h")
     logs.add_argument("-n", "--lines", type=whole(0, 10_000_000), metavar="N", help="the last N lines (200)")
 
 

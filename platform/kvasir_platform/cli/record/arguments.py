@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvasir_platform.cli.common.numbers import seconds, whole
 from kvasir_platform.cli.help_texts import RECORD_EPILOG
 
 if TYPE_CHECKING:
@@ -16,11 +17,8 @@ if TYPE_CHECKING:
     from kvasir_platform.cli.common.output import CommandOutput
 
 STDOUT = Path("-")
-_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_MOST_S = 7 * 86_400.0
 _LEAST_BYTES = 1 << 14
-_MOST_FILES = 1000
 
 
 def add_record(
@@ -74,14 +72,18 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--duration", type=seconds, default=3600.0, metavar="TIME", help="as 90, 15m or 2h (1h)"
     )
     group.add_argument(
-        "--requests", type=_count, default=1_000_000, metavar="N", help="requests in a file (1000000)"
+        "--requests",
+        type=whole(1, 1_000_000_000_000),
+        default=1_000_000,
+        metavar="N",
+        help="requests in a file (1000000)",
     )
     group.add_argument(
         "--bytes", type=_bytes, default=1 << 30, metavar="SIZE", help="of a file, as 500M or 2G (1G)"
     )
     group.add_argument(
         "--keep",
-        type=_files,
+        type=whole(1, 1000),
         metavar="N",
         help="when a file is full, go on in the next, FILE.2.jsonl, and keep the newest N",
     )
@@ -107,7 +109,7 @@ def _add_content(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-decisions", action="store_true", help="leave out the router's decisions")
     group.add_argument(
         "--block-tokens",
-        type=_block_tokens,
+        type=whole(1, 65_536),
         default=64,
         metavar="N",
         help="name shared prefixes in blocks of N tokens, or the next multiple of the engine's (64)",
@@ -135,34 +137,8 @@ def run_record(args: argparse.Namespace, site: Callable[[str | None], Site], out
     return record(wanted, sites_of(args, site), output, datetime.now(UTC))
 
 
-def seconds(text: str) -> float:
-    """Return the seconds of a time such as 500ms, 90, 15m or 2h. Raises ArgumentTypeError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
-    if found is None or not 0.0 < (seconds := float(found[1]) * _TIMES[found[2]]) <= _MOST_S:
-        raise argparse.ArgumentTypeError(f"{text!r}: name a time up to seven days, as 90, 15m or 2h")
-    return seconds
-
-
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+)([KMG]?)", text)
     if found is None or (size := int(found[1]) * _SIZES[found[2]]) < _LEAST_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r}: name a size of at least 16K, as 500M or 2G")
     return size
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: name a number of at least 1")
-    return int(text)
-
-
-def _files(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_FILES:
-        raise argparse.ArgumentTypeError(f"{text!r}: name a number of files from 1 to {_MOST_FILES}")
-    return int(text)
-
-
-def _block_tokens(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65_536:
-        raise argparse.ArgumentTypeError(f"{text!r}: name a number of tokens from 1 to 65536")
-    return int(text)
