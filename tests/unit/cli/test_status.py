@@ -156,6 +156,21 @@ def test_the_exit_status_says_whether_requests_are_served_as_promised(
     assert json.loads("{" + encoded)["verdict"]["problems"] == problems
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("mine", "--address", "127.0.0.1:1"), "mine names a deployment on this machine; leave it or"),
+        (("--cacert", "ca.pem"), "are for a gateway that --address names"),
+        (("--key", "key.pem"), "are for a gateway that --address names"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_in_a_pod_it_says_how_to_ask_the_gateway(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

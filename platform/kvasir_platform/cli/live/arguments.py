@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.numbers import number, seconds, whole
 from kvasir_platform.cli.live.epilogs import (
     LOGS_EPILOG,
@@ -110,7 +111,11 @@ def _status(args: argparse.Namespace, site: SiteAt, output: CommandOutput) -> in
     from kvasir_platform.cli.commands.status.report import gateway_status, status
 
     if args.address is not None:
+        if args.name is not None:
+            raise ConfigError(f"{args.name} names a deployment on this machine; leave it or --address out")
         return gateway_status(site(None), output)
+    if args.cacert or args.cert or args.key:
+        raise ConfigError("--cacert, --cert and --key are for a gateway that --address names")
     return status(args.name, output)
 
 
