@@ -329,6 +329,27 @@ def test_a_gateway_without_decisions_is_no_unknown_id(
     assert "answered 404 to /decisions/abc: no path" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (("status",), "no workers at /status"),
+        (("get", "workers"), "no workers at /status"),
+        (("explain", "abc"), "no decisions at /decisions/abc"),
+        (("trace", "abc"), "no decisions at /decisions/abc"),
+        (("tail",), "no records at /recordings/"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_server_of_another_kind_is_named_as_that(
+    gateway: Any, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], missing: str
+) -> None:
+    gateway.answers |= {path: (200, {}) for path in ("/status", "/decisions/abc", "/recordings/")}
+    assert main([*command, "--address", gateway.address]) == 1
+    error = capsys.readouterr().err
+    assert f"returned {missing}" in error
+    assert "is it a Kvasir gateway?" in error
+
+
 def test_the_api_key_comes_from_the_environment(
     gateway: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

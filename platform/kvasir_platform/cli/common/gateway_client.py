@@ -106,12 +106,7 @@ def reason_in(body: bytes) -> str:
 def status_of(site: Site) -> dict[str, Any]:
     """Return the gateway's /status. Raises UpstreamError if it does not answer, or the response is not
     that."""
-    found = _asked(site, "/status")
-    if not isinstance(found.get("workers"), list):
-        raise UpstreamError(
-            f"the gateway at {site.authority} returned no workers at /status; is it a Kvasir gateway?"
-        )
-    return found
+    return _asked(site, "/status", "workers")
 
 
 def workers(site: Site) -> Sequence[dict[str, Any]]:
@@ -123,12 +118,12 @@ def workers(site: Site) -> Sequence[dict[str, Any]]:
 def decisions(site: Site, request_id: str) -> dict[str, Any]:
     """Return `{"request_id", "decisions"}`, the latter as kvasir.ports.router.DecisionRecord in JSON. Raises
     RequestError for an id without a record, and UpstreamError as above."""
-    return _asked(site, f"/decisions/{quote(request_id, safe='')}")
+    return _asked(site, f"/decisions/{quote(request_id, safe='')}", "decisions")
 
 
 def requests_of(site: Site) -> dict[str, Any]:
     """Return the requests of a router (see GET /requests). Raises UpstreamError as above."""
-    return _asked(site, "/requests")
+    return _asked(site, "/requests", "running", "latest", "slowest")
 
 
 def metrics_of(site: Site) -> bytes:
@@ -162,7 +157,7 @@ def read_recording(site: Site, reader: str, body: dict[str, Any]) -> dict[str, A
             f"the gateway at {site.authority} cannot record: it is older than this command; update it",
             code="not_found",
         )
-    return _checked(site, path, status, answer)
+    return _with_lists(site, path, _checked(site, path, status, answer), "records")
 
 
 def ask_drain(site: Site, worker_id: str, draining: bool, reason: str) -> None:
@@ -195,8 +190,17 @@ def _ordered(site: Site, path: str, body: dict[str, Any], timeout_s: float) -> d
     return _checked(site, path, status, answer)
 
 
-def _asked(site: Site, path: str) -> dict[str, Any]:
-    return _checked(site, path, *get(site, path))
+def _asked(site: Site, path: str, *lists: str) -> dict[str, Any]:
+    return _with_lists(site, path, _checked(site, path, *get(site, path)), *lists)
+
+
+def _with_lists(site: Site, path: str, found: dict[str, Any], *names: str) -> dict[str, Any]:
+    for name in names:
+        if not isinstance(found.get(name), list):
+            raise UpstreamError(
+                f"the gateway at {site.authority} returned no {name} at {path}; is it a Kvasir gateway?"
+            )
+    return found
 
 
 def _checked(site: Site, path: str, status: int, body: bytes) -> dict[str, Any]:
