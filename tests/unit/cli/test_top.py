@@ -334,7 +334,9 @@ def canned(gateway: CannedGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KVASIR_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
     gateway.answers |= {"/status": (200, SNAPSHOT.status), "/requests": (200, SNAPSHOT.requests)}
-    monkeypatch.setattr("kvasir_platform.cli.top.snapshot.metrics_of", lambda site: b"")
+    metrics = b"# TYPE kvasir_tenant_tokens_total counter\n"
+    metrics += b'kvasir_tenant_tokens_total{tenant="acme",kind="output"} 40.0\n'
+    monkeypatch.setattr("kvasir_platform.cli.top.snapshot.metrics_of", lambda site: metrics)
     return gateway
 
 
@@ -344,7 +346,9 @@ def test_once_and_in_a_pipe_it_prints_text(canned: CannedGateway, capsys: pytest
     assert text.startswith("Service is degraded: llama is in brown-out.\n")
     assert text.index("workers (2)") < text.index("queues (1)") < text.index("requests (2)")
     assert main(["top", "--address", canned.address, "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["requests"]["in_flight"] == 2
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["requests"]["in_flight"] == 2
+    assert printed["tenants"]["acme"]["output_tokens"] == 40.0
 
 
 def test_a_column_that_does_not_exist_is_refused_with_those_that_do(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.gateway_site import Site
@@ -33,7 +33,8 @@ def top(wanted: TopArguments, site: Site, output: CommandOutput) -> int:
     first = read_snapshot(site, time.monotonic())
     order = TopOrder(_column(wanted.sort, first), wanted.reverse, wanted.text)
     if wanted.once or not output.is_terminal:
-        output.data({"status": first.status, "requests": first.requests})
+        tenants = {name: asdict(counts) for name, counts in first.tenants.items()}
+        output.data({"status": first.status, "requests": first.requests, "tenants": tenants})
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
         output.text("\n".join(screen_text(first, order, width)))
         return 0
