@@ -45,8 +45,9 @@ def logs(wanted: LogArguments, output: CommandOutput) -> int:
         return local_logs(wanted, Path(found[1].logs), output, stop, now=lambda: datetime.now().astimezone())
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return asyncio.run(_pod_logs(wanted, output))
+    called = f" under the name {wanted.name}" if wanted.name else ""
     raise UpstreamError(
-        "nothing runs here. In a cluster: kubectl exec deploy/NAME-router -- kvasir logs WORKER, or "
+        f"nothing runs here{called}. In a cluster: kubectl exec deploy/NAME-router -- kvasir logs WORKER, or "
         "kubectl logs POD, where POD is what stands before the @ in the worker's name",
         code="not_ready",
     )
