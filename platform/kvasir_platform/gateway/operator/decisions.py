@@ -6,6 +6,7 @@ several requests. The gateway keeps the mapping for as long as the router keeps 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 import msgspec
@@ -39,8 +40,8 @@ class DecisionPages:
             return
         asked = unquote(exchange.request.path[len(DECISIONS) :])
         called = [asked, *(asked.removeprefix(each) for each in _ANSWER_PREFIXES if asked.startswith(each))]
-        for client_id in called:
-            found, timelines = self._records(client_id), self._timelines(client_id)
+        for names in map(self._names.find, called):
+            found, timelines = self._records(names), self._timelines(names)
             if found or timelines:
                 body = Decisions(asked, msgspec.to_builtins(found), timelines)
                 exchange.respond(200, msgspec.json.encode(body))
@@ -54,14 +55,13 @@ class DecisionPages:
         }
         exchange.respond(200, msgspec.json.encode(RegretPage(shown)))
 
-    def _records(self, client_id: str) -> list[DecisionRecord]:
-        explained = map(self._router.explain, self._names.find(client_id))
+    def _records(self, names: Sequence[str]) -> list[DecisionRecord]:
+        explained = map(self._router.explain, names)
         return [record for record in explained if record is not None]
 
-    def _timelines(self, client_id: str) -> list[RequestTimeline]:
-        names = self._names.find(client_id)
-        ended = {each.request_id: each for each in self._router.ended()}
-        found = []
+    def _timelines(self, names: Sequence[str]) -> list[RequestTimeline]:
+        asked, found = frozenset(names), []
+        ended = {each.request_id: each for each in self._router.ended() if each.request_id in asked}
         for name in names:
             if (view := self._router.running_request(name)) is not None:
                 found.append(timeline_of(view.so_far, view.phase, view.prompt_tokens, view.output_tokens))

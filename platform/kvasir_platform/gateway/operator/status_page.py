@@ -50,6 +50,14 @@ class StatusPages:
         self._in_flight = in_flight
         self._draining = draining
         self._wall = wall
+        self._batches = {
+            pool.name: {
+                "max_num_batched_tokens": pool.engine.max_num_batched_tokens,
+                "max_num_seqs": pool.engine.max_num_seqs,
+            }
+            for view in deployment.views()
+            for pool in view.pools
+        }
 
     def metrics(self, exchange: Exchange) -> None:
         """GET /metrics, in Prometheus' text format."""
@@ -100,15 +108,7 @@ class StatusPages:
         )
 
     def _worker(self, worker: WorkerView) -> dict[str, Any]:
-        batches = {
-            pool.name: {
-                "max_num_batched_tokens": pool.engine.max_num_batched_tokens,
-                "max_num_seqs": pool.engine.max_num_seqs,
-            }
-            for view in self._deployment.views()
-            for pool in view.pools
-        }
-        return _worker(worker, self._clock.now()) | {"batch": batches.get(worker.pool)}
+        return _worker(worker, self._clock.now()) | {"batch": self._batches.get(worker.pool)}
 
 
 def pool_sizes(
