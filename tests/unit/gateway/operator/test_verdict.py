@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -45,8 +47,22 @@ def test_without_a_fault_all_is_well() -> None:
 
 
 REDIS = TierLoad(Medium.REMOTE, trouble="Redis does not answer; check tiers.remote", readable=False)
+ON_THIS_MACHINE = {
+    ("down", "crashed"),
+    ("down", "starting"),
+    ("down", "no_answer"),
+    ("degraded", "replica_failed"),
+    ("warning", "planner_frozen"),
+}
+"""What `kvasir status` adds (tests/unit/cli/test_status.py)."""
 FULL_DISK = TierLoad(Medium.DISK, trouble="the disk is full; free some space")
 FAULTS = [
+    (
+        with_worker(replace(GOOD, health=HealthView("probing"))),
+        "warning",
+        "worker_probing",
+        "worker decode-1 is tried out after a failure",
+    ),
     (replace(WELL, stopping=True), "down", "stopping", "the router is stopping"),
     (
         replace(WELL, readiness={"llama": "pool decode has no ready worker"}),
@@ -195,6 +211,13 @@ def test_a_fault_is_said_with_what_to_do(facts: StatusFacts, severity: str, code
     )
     assert problem.text in found.sentence
     assert problem.remedy[1:] in found.sentence
+
+
+def test_the_page_for_operators_lists_each_problem_by_severity() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(down|degraded|warning)` \|[^|]*\|(.*)\|$", page, re.MULTILINE)
+    listed = {(severity, code) for severity, codes in rows for code in re.findall(r"`(\w+)`", codes)}
+    assert listed == {(severity, code) for _, severity, code, _ in FAULTS} | ON_THIS_MACHINE
 
 
 def test_what_is_configured_or_passes_by_itself_is_no_problem() -> None:
