@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.unit.cli.conftest import CannedGateway
+from textual.pilot import Pilot
 from textual.widgets import DataTable
 
 from kvasir.core.errors import UpstreamError
@@ -229,6 +230,13 @@ def cells(screen: TopScreen) -> list[list[str]]:
     return [[str(cell).strip() for cell in grid.get_row_at(i)] for i in range(grid.row_count)]
 
 
+async def drawn(pilot: Pilot[None]) -> list[str]:
+    """The lines of the terminal."""
+    await pilot.pause()
+    strips = pilot.app.screen._compositor.render_strips()
+    return ["".join(segment.text for segment in strip) for strip in strips]
+
+
 def text_of(screen: TopScreen, name: str) -> str:
     return str(screen.query_one(f"#{name}").render())
 
@@ -306,16 +314,23 @@ async def test_quitting_while_it_reads_ends_without_an_error() -> None:
     assert screen.return_code == 0
 
 
+async def test_brackets_in_what_is_shown_are_no_markup() -> None:
+    reason = "[Errno 111] refused [/] [red]"
+    lost = worker("[bold]w") | {"state": "interrupted", "reason": reason}
+    gateway = Gateway()
+    gateway.snapshot = replace(SNAPSHOT, status={**SNAPSHOT.status} | {"workers": [lost]})
+    async with gateway.screen().run_test(size=(140, 24)) as pilot:
+        (line,) = [line for line in await drawn(pilot) if "interrupted" in line]
+        assert line.split()[0] == "[bold]w"
+        assert line.rstrip().endswith(reason)
+
+
 async def test_at_80_by_24_and_without_colour_everything_is_on_the_screen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with Gateway().screen(view="requests").run_test(size=SIZE) as pilot:
-        await pilot.pause()
-        lines = [
-            "".join(segment.text for segment in strip)
-            for strip in pilot.app.screen._compositor.render_strips()
-        ]
+        lines = await drawn(pilot)
     shown = [line.rstrip() for line in lines]
     assert len(lines) == 24
     assert all(len(line) <= 80 for line in lines)

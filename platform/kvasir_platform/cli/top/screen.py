@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual import work
@@ -18,6 +18,16 @@ from kvasir_platform.cli.top.tables import TABLES, TopOrder, TopTable, arranged,
 
 _MARGIN = 2
 _CELL_PADDING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainText:
+    """A cell. Of a str, the grid would take what stands in brackets for markup."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class TopScreen(App[None]):
@@ -172,12 +182,12 @@ class TopScreen(App[None]):
         self.query_one("#figures", Static).update(figures)
         rows = arranged(table, self._order)
         self.query_one("#title", Static).update(self._title(table, len(rows)))
-        grid: DataTable[str] = self.query_one(DataTable)
+        grid: DataTable[_PlainText] = self.query_one(DataTable)
         heads, cells = fitted(table, rows, self.size.width - _MARGIN)
         at = grid.cursor_row
         grid.clear(columns=True)
         grid.add_columns(*heads)
-        grid.add_rows(cells)
+        grid.add_rows([[_PlainText(cell) for cell in row] for row in cells])
         grid.move_cursor(row=min(at, max(0, len(cells) - 1)), animate=False)
 
     def _title(self, table: TopTable, count: int) -> str:
