@@ -66,8 +66,8 @@ class Fleet:
         self._index_modes = index_modes or {}
         self._decisions = decisions
         self._columns = Columns()
-        self._loads = PlaceLoads(self._columns, index.held_blocks)
         self.gap = gap or RoleGap()
+        self._loads = PlaceLoads(self._columns, index.held_blocks, self.gap)
         self._selections = Selections(self._columns, self.workers, index, self.gap)
         self._reconciler = Reconciler()
         self._predicted: dict[str, dict[RoutingTarget, int]] = {}

@@ -23,6 +23,7 @@ from kvasir_router.fleet.columns import (
     ColumnRow,
     Columns,
 )
+from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.fleet.work import Worker
 
 _MOST_OTHERS = 8.0
@@ -31,11 +32,13 @@ _TYPICAL_WEIGHT = 0.05
 
 
 class PlaceLoads:
-    """Writes work to `columns`. `held_blocks` returns the number of blocks in a place's cache."""
+    """Writes work to `columns`. `held_blocks` returns the number of blocks in a place's cache. Other routers
+    run whole requests on prefill workers while the `gap` is open here."""
 
-    def __init__(self, columns: Columns, held_blocks: Callable[[RoutingTarget], int]) -> None:
+    def __init__(self, columns: Columns, held_blocks: Callable[[RoutingTarget], int], gap: RoleGap) -> None:
         self._columns = columns
         self._held_blocks = held_blocks
+        self._gap = gap
         self._typical_prefill_tokens = 0.0
         self._foreign = self._own_at_reports = 0
 
@@ -60,7 +63,7 @@ class PlaceLoads:
         """Write the work at a place to its columns."""
         worker, own, unreported = place.worker, place.own, place.unreported
         foreign, waiting = share(worker.foreign, place), share(worker.foreign_waiting, place)
-        if worker.role is Role.PREFILL:
+        if worker.role is Role.PREFILL and not self._gap.open:
             waiting, foreign = foreign, 0
         others = min(_MOST_OTHERS, self._foreign / self._own_at_reports) if self._own_at_reports else 0.0
         used = 0.0 if worker.reported is None else worker.reported.kv_usage * place.kv_tokens

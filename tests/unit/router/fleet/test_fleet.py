@@ -14,6 +14,7 @@ from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, 
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostRates, RateBook
 from kvasir_router.fleet.fleet import Charges, Fleet
+from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.index import FleetIndex
 
 MakeIdentity = Callable[..., WorkerIdentity]
@@ -53,6 +54,7 @@ class Stage:
             self.rates,
             hash_blocks=lambda request, size: array("Q", range(1, len(request.tokens) // size + 1)),
             expected_output_tokens=16,
+            gap=RoleGap(after_s=0.0),
         )
 
     def join(self, *worker_ids: str, role: Role = B, **known: int) -> None:
@@ -404,6 +406,16 @@ def test_strangers_on_a_prefill_worker_wait_to_be_computed(stage: Stage) -> None
     assert stage.column("streams", "p") == 0
     assert stage.column("waiting", "p") == 1 + 2
     assert stage.column("queued_prefill_tokens", "p") > 200
+
+
+def test_strangers_on_a_prefill_worker_may_be_streams_while_nobody_else_decodes(stage: Stage) -> None:
+    stage.join("p", role=P)
+    stage.fleet.gap.note(None)
+    stage.fleet.gap.note("no worker that decodes")
+    assert stage.fleet.open_gap(0.0)
+    stage.fleet.report("p", EngineLoad(running=3, waiting=1))
+    assert stage.column("streams", "p") == 4
+    assert stage.column("waiting", "p") == 1
 
 
 def test_memory_that_a_worker_reports_in_use_is_not_ours_to_promise(stage: Stage) -> None:
