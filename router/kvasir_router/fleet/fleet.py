@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.kv import KvStatus, Medium
+from kvasir.core.kv import KvStatus
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
 from kvasir.ports.routing import CROSS_ROLE, Plan, RequestView, RoutingPolicy, RoutingTarget
 from kvasir_router.decide.rates import RateBook
@@ -21,12 +21,12 @@ from kvasir_router.fleet.columns import Columns
 from kvasir_router.fleet.decision_log import Decided, DecisionLog
 from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.place_loads import PlaceLoads, share
-from kvasir_router.fleet.reconcile import Reconciler
+from kvasir_router.fleet.reconcile import IndexHits
 from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.fleet.selections import Selections
 from kvasir_router.fleet.transfer_counts import TransferCounts
 from kvasir_router.fleet.work import Charges, PromptBlocks, TargetLoad, Worker, WorkerState
-from kvasir_router.index import FleetIndex, IndexMode
+from kvasir_router.index import FleetIndex, IndexMode, PredictionLedger
 
 __all__ = ["Charges", "Fleet", "HashBlocks", "TargetLoad", "Worker", "WorkerState"]
 
@@ -69,18 +69,13 @@ class Fleet:
         self.gap = gap or RoleGap()
         self._loads = PlaceLoads(self._columns, index.held_blocks, self.gap)
         self._selections = Selections(self._columns, self.workers, index, self.gap)
-        self._reconciler = Reconciler()
-        self._predicted: dict[str, dict[RoutingTarget, int]] = {}
+        self._hits = IndexHits(index)
+        self._predictions = PredictionLedger(index)
         self.received = TransferCounts(self.workers)
         # The latest time that a caller passed.
         self._now = 0.0
         self.eased = self.changed = 0
         self.decided_s = 0.0
-
-    @property
-    def policy(self) -> RoutingPolicy:
-        """The routing policy."""
-        return self._policy
 
     @property
     def columns(self) -> Columns:
@@ -106,7 +101,7 @@ class Fleet:
         self.index.remove(worker_id)
         self._rates.forget(worker_id)
         self.health.leave(worker_id)
-        self._reconciler.forget(worker_id)
+        self._hits.forget(worker_id)
         self._columns.leave(worker_id)
         self._serving_changed()
         self._loads.forget(worker)
@@ -174,14 +169,6 @@ class Fleet:
         for place in self._columns.of_worker(worker_id):
             place.unreported = TargetLoad()
             self._loads.write(place)
-
-    def succeeded(self, worker_id: str, now: float, slowness: float | None = None) -> None:
-        """A leg on the worker gave its first token; see FleetHealth."""
-        self.health.succeeded(worker_id, now, slowness)
-
-    def late(self, worker_id: str, now: float, slowness: float) -> None:
-        """A leg on the worker was taken back without a token; see FleetHealth."""
-        self.health.late(worker_id, now, slowness)
 
     def accepts(self, worker_id: str) -> bool:
         """Whether a new leg may be sent there."""
@@ -277,15 +264,13 @@ class Fleet:
         """Account the plan's work and predict its blocks. Return the charges, for `settle`; the predictions
         end with `confirm` or `abandon`."""
         self._now = now
-        self.abandon(request.request_id)
         uncached = len(request.tokens) - plan.predicted_cached_tokens
         to_decode, to_prefill = self.kv_need(request, plan)
         charges: Charges = {plan.decode: TargetLoad(streams=request.sampling.n, kv_tokens=to_decode)}
         prefill = TargetLoad(prefill_tokens=uncached, waiting=1, kv_tokens=to_prefill)
         charges.setdefault(plan.prefill_target, TargetLoad()).add(prefill)
-        predicted: dict[RoutingTarget, int] = {}
+        self._predictions.predict(request.request_id, charges, names, now)
         for target, work in charges.items():
-            predicted[target] = self.index.predict(target, names, now)
             place = self._columns.places[target]
             if work.waiting:
                 if not place.prompts:
@@ -295,7 +280,6 @@ class Fleet:
             place.unreported.add(work)
             self._loads.write(place)
             self._count(place.worker, 1)
-        self._predicted[request.request_id] = predicted
         self._loads.sent(uncached)
         return charges
 
@@ -344,18 +328,11 @@ class Fleet:
         """The request's prompt was computed at `target`, or arrived there: its predicted blocks are
         cached."""
         self._now = now
-        predicted = self._predicted.get(request_id, {})
-        prediction = predicted.pop(target, 0)
-        if prediction:
-            self.index.settle(target, prediction, now)
-        if not predicted:
-            self._predicted.pop(request_id, None)
+        self._predictions.confirm(request_id, target, now)
 
     def abandon(self, request_id: str) -> None:
         """Drop the predictions for the request that have not been confirmed."""
-        for target, prediction in self._predicted.pop(request_id, {}).items():
-            if prediction:
-                self.index.forget(target, prediction)
+        self._predictions.abandon(request_id)
 
     def measured(
         self,
@@ -380,33 +357,13 @@ class Fleet:
     def reconcile(self, request: Request, plan: Plan, usage: Usage, now: float) -> None:
         """Compare the predicted hit of a request that ended well with the one that its engine found; a worker
         on which they keep differing is demoted."""
-        worker_id = plan.prefill_target.worker_id
-        picture = self.index.picture(worker_id)
         # Later choices of a request hit what the first one computed.
-        if picture is None or request.sampling.n > 1:
-            return
-        verdict = self._reconciler.observe(
-            worker_id,
-            picture,
-            prompt_tokens=usage.prompt_tokens,
-            predicted=plan.predicted_cached_tokens,
-            found=usage.cached_tokens,
-            remote=plan.predicted_tier_tokens[Medium.REMOTE - 1],
-        )
-        if verdict is not None:
-            self.index.demote(worker_id, verdict.reason, now, void=verdict.void)
+        if request.sampling.n == 1:
+            self._hits.compare(plan, usage, now)
 
     def kv_status(self, worker_id: str) -> KvStatus | None:
         """Return the worker's cache as the router tracks it; None for an unknown worker."""
-        status, errors = self.index.status(worker_id), self._reconciler.errors(worker_id)
-        if status is None:
-            return None
-        return replace(
-            status,
-            error_ratio=errors.ratio,
-            evaluated_requests=errors.requests,
-            error_tokens=errors.tokens,
-        )
+        return self._hits.status(worker_id)
 
     def accounted(self) -> Charges:
         """All accounted work by target; for checks and metrics."""
@@ -416,7 +373,7 @@ class Fleet:
     @property
     def predicted(self) -> int:
         """Number of requests with predictions that are neither confirmed nor abandoned; for checks."""
-        return len(self._predicted)
+        return len(self._predictions)
 
     def _believe(self, workers: Set[str]) -> None:
         """Write changed rates to the columns, usually those of all workers."""

@@ -7,10 +7,12 @@ is demoted, with the figures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvasir.core.kv import KvState
-from kvasir_router.index import IndexViewId
+from kvasir.core.kv import KvState, KvStatus, Medium
+from kvasir.core.requests import Usage
+from kvasir.ports.routing import Plan
+from kvasir_router.index import FleetIndex, IndexViewId
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +123,44 @@ class Reconciler:
             + ("; it appears to cache nothing" if void else ""),
             void,
         )
+
+
+class IndexHits:
+    """Compares the hits that `index` promised with those found, and demotes workers there."""
+
+    def __init__(self, index: FleetIndex) -> None:
+        self._index = index
+        self._reconciler = Reconciler()
+
+    def compare(self, plan: Plan, usage: Usage, now: float) -> None:
+        """Compare those of a request that ended well."""
+        worker_id = plan.prefill_target.worker_id
+        picture = self._index.picture(worker_id)
+        if picture is None:
+            return
+        verdict = self._reconciler.observe(
+            worker_id,
+            picture,
+            prompt_tokens=usage.prompt_tokens,
+            predicted=plan.predicted_cached_tokens,
+            found=usage.cached_tokens,
+            remote=plan.predicted_tier_tokens[Medium.REMOTE - 1],
+        )
+        if verdict is not None:
+            self._index.demote(worker_id, verdict.reason, now, void=verdict.void)
+
+    def status(self, worker_id: str) -> KvStatus | None:
+        """Return the worker's cache with its errors; None for an unknown worker."""
+        status, errors = self._index.status(worker_id), self._reconciler.errors(worker_id)
+        if status is None:
+            return None
+        return replace(
+            status,
+            error_ratio=errors.ratio,
+            evaluated_requests=errors.requests,
+            error_tokens=errors.tokens,
+        )
+
+    def forget(self, worker_id: str) -> None:
+        """The worker's session ended."""
+        self._reconciler.forget(worker_id)

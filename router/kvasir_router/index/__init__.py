@@ -9,6 +9,7 @@ from kvasir_router.index.contract import (
     IndexViewId,
 )
 from kvasir_router.index.fleet_index import FleetIndex
+from kvasir_router.index.ledger import PredictionLedger
 from kvasir_router.index.survey import PrefixSurvey
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "IndexEffect",
     "IndexMode",
     "IndexViewId",
+    "PredictionLedger",
     "PrefixSurvey",
 ]

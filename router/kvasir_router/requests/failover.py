@@ -85,7 +85,7 @@ class Failover(Membership):
         slowness = state.slowness(now)
         if slowness is not None:
             # No answer must not count as a fast one.
-            self._fleet.late(leg.target.worker_id, now, slowness)
+            self._fleet.health.late(leg.target.worker_id, now, slowness)
         self.start_again(state, now)
 
     def _decode_again(self, state: RequestState, now: float, *, offered: bool) -> None:

@@ -128,7 +128,7 @@ class Progress:
         slowness = state.slowness(now)
         prompt = (plan.prefill_target.worker_id,) if state.prefilled else ()
         for worker_id in dict.fromkeys((*prompt, target.worker_id)):
-            self._fleet.succeeded(worker_id, now, slowness)
+            self._fleet.health.succeeded(worker_id, now, slowness)
 
     def _stop(self, state: RequestState, *, ended: bool, now: float) -> None:
         if ended:

@@ -236,7 +236,7 @@ class SimulatedRouter:
             state.lease = None
         self._times.first(leg.number, leg.first_s - state.request.arrival_s)
         self.admission.first_token(state.ticket, None if state.attempts else now - state.started_s)
-        self.fleet.succeeded(worker_id, now, state.slowness(now))
+        self.fleet.health.succeeded(worker_id, now, state.slowness(now))
 
     def ended(self, worker_id: str, leg: EngineLeg, now: float) -> None:
         """A leg has ended."""

@@ -95,7 +95,8 @@ def test_a_first_token_speaks_well_of_the_workers_that_brought_it_about(
     stage: Stage, computed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     praised: list[str] = []
-    monkeypatch.setattr(stage.machine.fleet, "succeeded", lambda worker_id, *_: praised.append(worker_id))
+    health = stage.machine.fleet.health
+    monkeypatch.setattr(health, "succeeded", lambda worker_id, *_: praised.append(worker_id))
     overlap(stage)
     if computed:
         stage.prefilled("p0")
