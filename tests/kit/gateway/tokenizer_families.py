@@ -193,6 +193,9 @@ FAMILIES: tuple[Callable[[], Tokenizer], ...] = (
 PROVABLE = tuple(make for make in FAMILIES if make not in (mistral, t5, bert, stripping))
 """The families that the fast tokenizer reproduces."""
 
+CUT = tuple(make for make in FAMILIES if make is not mistral)
+"""The families whose texts may be cut at special tokens."""
+
 
 def _each(families: tuple[Callable[[], Tokenizer], ...]) -> pytest.MarkDecorator:
     quick = (llama3, digits)
@@ -206,6 +209,7 @@ def _each(families: tuple[Callable[[], Tokenizer], ...]) -> pytest.MarkDecorator
 
 
 EACH_FAMILY = _each(FAMILIES)
+EACH_CUT = _each(CUT)
 EACH_PROVABLE = _each(PROVABLE)
 
 WORDS = st.one_of(
