@@ -128,7 +128,8 @@ class ModelTokenizer:
             return cls(Reference.from_file(path), chat)
         conversation = _conversation(chat)
         encoder = load_encoder(path, conversation, fast=spec.fast == "auto")
-        control = control_tokens(path.read_bytes())
+        rules = path.read_bytes()
+        control = control_tokens(rules)
         if control is None or not control.cuts:
             _log.warning(
                 "control tokens in %s of clients are not escaped: this tokenizer does not allow it",
@@ -138,7 +139,7 @@ class ModelTokenizer:
         if control is not None and isinstance(encoder, Reference):
             # A client's text must not be what loads it.
             encoder.splitting()
-        marker = cut_marker(path.read_bytes(), conversation)
+        marker = cut_marker(rules, conversation)
         keeps = marker is not None and spec.prefix_cache_bytes > 0
         prefixes = PrefixTokens(marker, spec.prefix_cache_bytes) if marker is not None and keeps else None
         return cls(encoder, chat, prefixes, control)
