@@ -13,27 +13,19 @@ from msgspec import Meta, Struct
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_CALLS,
     MAX_MESSAGES,
-    MAX_METADATA,
     MAX_PARTS,
-    MAX_STOP,
     MAX_TOOLS,
     Alternatives,
     Count,
     FunctionName,
     Hint,
     JsonObject,
-    Long,
-    ModelName,
     NotServed,
-    Penalty,
-    StopString,
-    Unit,
     Variables,
-    Whole,
 )
+from kvasir_platform.gateway.openai.schema.sampling import CommonFields
 from kvasir_platform.gateway.openai.schema.structured import (
     JsonObjectFormat,
-    StructuredOutputs,
     TextFormat,
 )
 
@@ -145,10 +137,9 @@ class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, fr
     include_obfuscation: bool | None = None
 
 
-class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+class ResponsesBody(CommonFields, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """POST /v1/responses."""
 
-    model: ModelName
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
@@ -158,45 +149,18 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tru
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_logprobs: Alternatives | None = None
     include: Annotated[list[Hint], Meta(max_length=MAX_CALLS)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-            Meta(max_length=MAX_METADATA),
-        ]
-        | None
-    ) = None
-    user: Hint | None = None
-    safety_identifier: Hint | None = None
-    prompt_cache_key: Hint | None = None
 
-    # vLLM's additional fields, with the meaning that they have in chats.
-    top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
-    min_p: Unit | None = None
-    min_tokens: Whole | None = None
-    seed: Long | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP)] | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
-    structured_outputs: StructuredOutputs | None = None
+    #: One of vLLM's, with the meaning that it has in chats.
     chat_template_kwargs: Variables | None = None
-    session_id: Hint | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    priority: Long | None = None
 
-    # Accepted and ignored: they do not affect the response.
+    #: Accepted and ignored: it does not affect the response.
     max_tool_calls: Count | None = None
-    prompt_cache_retention: Hint | None = None
 
     access_programs: NotServed = None
     context_management: NotServed = None
@@ -205,7 +169,6 @@ class ResponsesBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tru
     moderation: NotServed = None
     prompt: NotServed = None
     prompt_cache_options: NotServed = None
-    service_tier: NotServed = None
 
     @property
     def wants_logprobs(self) -> bool:

@@ -23,6 +23,7 @@ from kvasir_platform.gateway.openai.schema.chat import (
     ToolCall,
 )
 from kvasir_platform.gateway.openai.schema.limits import MAX_CALLS, MAX_MESSAGES, bad
+from kvasir_platform.gateway.openai.schema.sampling import CommonFields
 from kvasir_platform.gateway.openai.schema.structured import (
     JsonSchemaFormat,
     NamedSchema,
@@ -40,8 +41,7 @@ from kvasir_platform.gateway.responses.decode import item_type
 _PARAMS = (
     (re.compile(r"^messages\[\d+\].*$|^messages$"), "input"),
     (re.compile(r"^(tools\[\d+\])\.function\b"), r"\1"),
-    (re.compile(r"^response_format\.json_schema\b"), "text.format"),
-    (re.compile(r"^response_format\b"), "text.format"),
+    (re.compile(r"^response_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"^(?:max_completion_tokens|max_tokens)$"), "max_output_tokens"),
     (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
     (re.compile(r"^truncate_prompt_tokens$"), "truncation"),
@@ -54,22 +54,11 @@ def chat_body(asked: ResponsesBody, earlier: Sequence[InputItem] = (), *, defaul
     that is too long."""
     truncates = asked.truncation == "auto"
     limit = asked.max_output_tokens
+    common = {name: getattr(asked, name) for name in CommonFields.__struct_fields__}
     return ChatBody(
-        model=asked.model,
+        **{**common, "user": asked.user or asked.safety_identifier},
         messages=_messages(asked.instructions, [*earlier, *input_items(asked)]),
         max_completion_tokens=default_output if truncates and limit is None else limit,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        min_tokens=asked.min_tokens,
-        seed=asked.seed,
-        stop=asked.stop,
-        ignore_eos=asked.ignore_eos,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty,
-        structured_outputs=asked.structured_outputs,
         logprobs=True if asked.wants_logprobs else None,
         top_logprobs=asked.top_logprobs if asked.wants_logprobs else None,
         tools=_tools(asked),
@@ -79,12 +68,6 @@ def chat_body(asked: ResponsesBody, earlier: Sequence[InputItem] = (), *, defaul
         reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
         chat_template_kwargs=asked.chat_template_kwargs,
         truncate_prompt_tokens=-1 if truncates else None,
-        stream=asked.stream,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        user=asked.user or asked.safety_identifier,
-        session_id=asked.session_id,
-        prompt_cache_key=asked.prompt_cache_key,
     )
 
 

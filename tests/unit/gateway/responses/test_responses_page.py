@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from kvasir_platform.gateway.openai.schema.decode import not_served
 from kvasir_platform.gateway.responses.body import ResponsesBody
 
 PAGE = Path(__file__).parents[4] / "docs" / "API.md"
 
 
 def fields(*, refused: bool) -> set[str]:
-    kinds = ResponsesBody.__annotations__
-    return {name for name, kind in kinds.items() if (kind == "NotServed") is refused}
+    names = set(not_served(ResponsesBody))
+    return names if refused else set(ResponsesBody.__struct_fields__) - names
 
 
 def named(*, refused: bool) -> set[str]:

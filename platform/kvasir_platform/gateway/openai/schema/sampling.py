@@ -1,4 +1,4 @@
-"""The fields that chat and completions share."""
+"""The fields that bodies share: those of chats, completions and responses, and those of the first two."""
 
 from __future__ import annotations
 
@@ -42,26 +42,53 @@ class StreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
     include_obfuscation: NotServed = None
 
 
-class SamplingFields(Struct, kw_only=True, frozen=True):
-    """The model, vLLM's sampling fields, and options of the response."""
+class CommonFields(Struct, kw_only=True, frozen=True):
+    """The fields that chats, completions and responses share, with one meaning."""
 
     model: ModelName
-    max_tokens: Whole | None = None
     min_tokens: Whole | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)] | None = None
     min_p: Unit | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     seed: Long | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
-    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    priority: Long | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    user: Hint | None = None
+    safety_identifier: Hint | None = None
+    session_id: Hint | None = None
+    prompt_cache_key: Hint | None = None
+
+    #: Accepted and ignored by the server; responses repeat it.
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=MAX_METADATA),
+        ]
+        | None
+    ) = None
+    #: Accepted and ignored.
+    prompt_cache_retention: Hint | None = None
+
+    #: Not supported; default values are accepted.
+    service_tier: NotServed = None
+
+
+class SamplingFields(CommonFields, kw_only=True, frozen=True):
+    """The fields that chats and completions share."""
+
+    max_tokens: Whole | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
     logit_bias: (
         Annotated[dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)] | None
     ) = None
@@ -79,33 +106,17 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
     truncation_side: Literal["left", "right"] | None = None
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: JsonObject | str | None = None
     guided_regex: Regex | None = None
     guided_choice: Options | None = None
     guided_grammar: Grammar | None = None
 
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Long | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    user: Hint | None = None
-    safety_identifier: Hint | None = None
-    session_id: Hint | None = None
-    prompt_cache_key: Hint | None = None
 
     # Accepted and ignored: they do not affect the response.
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-            Meta(max_length=MAX_METADATA),
-        ]
-        | None
-    ) = None
     guided_decoding_backend: Hint | None = None
-    prompt_cache_retention: Hint | None = None
     stream_interval: Count | None = None
 
     # Not supported by the server or its workers; default values are accepted.
@@ -121,7 +132,6 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
     return_mm_kwargs: NotServed = None
     return_token_offsets: NotServed = None
     routed_experts_prompt_start: NotServed = None
-    service_tier: NotServed = None
     store: NotServed = None
     use_beam_search: NotServed = None
     vllm_xargs: NotServed = None
