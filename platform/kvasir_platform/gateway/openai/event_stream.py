@@ -1,7 +1,6 @@
 """The event stream of an answer with one choice, in any API's events.
 
-It begins with its first frame, so that an earlier error has an HTTP status. While the client lags, pieces of
-text are held and sent as one, to reduce its backlog; the connection limits what is queued there.
+It begins with its first frame, so that an earlier error has an HTTP status.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ from kvasir.core.errors import KvasirError
 from kvasir.native import StreamGaps
 from kvasir.ports.router import Lane
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.lagging_text import LaggingText
 from kvasir_platform.gateway.openai.streamed_answer import takes_trailers, wants_comment
-
-_MAX_HELD_CHARS = 16 << 10
-_PIECE_CHARS = 16
-"""Overhead of one held piece, in characters."""
 
 
 class EventStream:
@@ -28,12 +24,7 @@ class EventStream:
         self._timing = timing
         self._trailers = takes_trailers(exchange.request)
         self._lags = False
-        self._held: list[str] = []
-        self._held_chars = 0
-        self._held_part: tuple[object, ...] = ()
-        """Tells of which part of the answer the held text is."""
-        self._release: Callable[[str], None] = _nothing
-        """Sends the held text."""
+        self._held = LaggingText()
 
     @property
     def begun(self) -> bool:
@@ -56,13 +47,13 @@ class EventStream:
         if not self._lags:
             self._exchange.piece(before, text, after)
             return
-        self._hold((before, after), text, lambda held: self._exchange.piece(before, held, after))
+        self._held.hold(0, (before, after), text, lambda held: self._exchange.piece(before, held, after))
 
     def joined(self, part: tuple[str, ...], text: str, frame: Callable[[str], bytes]) -> None:
         """Send the event that `frame` makes of a text. While the client lags, it is called once for all
         consecutive texts of one `part`. The stream has begun."""
         if self._lags:
-            self._hold(part, text, lambda held: self._exchange.frame(frame(held)))
+            self._held.hold(0, part, text, lambda held: self._exchange.frame(frame(held)))
         else:
             self._exchange.frame(frame(text))
 
@@ -98,20 +89,7 @@ class EventStream:
 
     def let_go(self) -> None:
         """Send the held text."""
-        if self._held:
-            held, self._held = self._held, []
-            self._held_chars = 0
-            self._release("".join(held))
-
-    def _hold(self, part: tuple[object, ...], text: str, release: Callable[[str], None]) -> None:
-        if self._held_part != part:
-            self.let_go()
-            self._held_part = part
-        self._release = release
-        self._held.append(text)
-        self._held_chars += len(text) + _PIECE_CHARS
-        if self._held_chars > _MAX_HELD_CHARS:
-            self.let_go()
+        self._held.let_go()
 
     def _lagging(self) -> None:
         self._lags = True
@@ -120,7 +98,3 @@ class EventStream:
         self._lags = False
         # A write may report that the client lags again; the rest is then queued at the connection.
         self.let_go()
-
-
-def _nothing(_: str) -> None:
-    """There is no held text."""

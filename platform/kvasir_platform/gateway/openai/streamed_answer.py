@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -31,21 +32,11 @@ from kvasir_platform.gateway.openai.answer import (
     wanted_calls,
     without_output,
 )
+from kvasir_platform.gateway.openai.lagging_text import LaggingText
 
 _DONE = b"data: [DONE]\n\n"
 _TIMING_HEADER = TIMING_HEADER.encode()
-_MAX_HELD_CHARS = 16 << 10
-_PIECE_CHARS = 16
-"""Overhead of one held piece, in characters."""
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(slots=True)
-class _Held:
-    """Held pieces of one choice while the client lags: all content, or all reasoning."""
-
-    reasoning: bool
-    texts: list[str]
 
 
 @dataclass(slots=True)
@@ -197,9 +188,7 @@ class StreamedAnswer:
         self._plain = self._begun
         """The same while the client keeps up."""
         self._lags = False
-        self._held: dict[int, _Held] = {}
-        """Held pieces while the client lags."""
-        self._held_chars = 0
+        self._held = LaggingText()
         self._open = head.choices
         self._last = b""
         """Frames of the last delta, which are sent together with the end."""
@@ -231,7 +220,7 @@ class StreamedAnswer:
         """Send usage, if requested, and the end."""
         exchange, head = self._exchange, self._head
         if self._lags:
-            self._let_go()
+            self._held.let_go()
         last = _DONE
         if timing and exchange.streaming and not self._trailers and wants_comment(exchange.request):
             last = b": %b\n\n%b" % (timing.strip(), last)
@@ -249,7 +238,7 @@ class StreamedAnswer:
 
     def fail(self, error: KvasirError) -> None:
         """Send the error as an event if the stream has begun, else as an error response."""
-        self._let_go()
+        self._held.let_go()
         if self._exchange.streaming:
             event = self._exchange.errors.event(error, self._exchange.request_id)
             self._exchange.end(self._last + event, close=True)
@@ -264,7 +253,7 @@ class StreamedAnswer:
         elif at.begun and self._only_text and delta.finish is None and self._send_part(at, delta):
             return
         if self._lags:
-            self._let_go()
+            self._held.let_go()
         at.tokens += len(delta.token_ids)
         if head.prompt_only:
             delta = without_output(delta)
@@ -315,37 +304,19 @@ class StreamedAnswer:
         if not text or (reasoning and self._head.hides_reasoning):
             return True
         if self._lags:
-            self._hold(at.index, text, reasoning)
+            send = partial(self._send_text, at.index, reasoning)
+            self._held.hold(at.index, reasoning, text, send)
         else:
-            self._send_text(at.index, text, reasoning)
+            self._send_text(at.index, reasoning, text)
         return True
 
-    def _send_text(self, index: int, text: str, reasoning: bool) -> None:
+    def _send_text(self, index: int, reasoning: bool, text: str) -> None:
         if not reasoning:
             self._exchange.piece(self._prefix + self._shape.before(index), text, self._after)
             return
         shown = _encode(text)
         delta = b'%b"choices":[{"index":%d,"delta":{"reasoning":%b,"reasoning_content":%b%b'
         self._exchange.frame(delta % (self._prefix, index, shown, shown, self._after))
-
-    def _hold(self, index: int, text: str, reasoning: bool) -> None:
-        waiting = self._held.get(index)
-        if waiting is not None and waiting.reasoning is not reasoning:
-            self._let_go()
-            waiting = None
-        if waiting is None:
-            waiting = self._held[index] = _Held(reasoning, [])
-        waiting.texts.append(text)
-        self._held_chars += len(text) + _PIECE_CHARS
-        if self._held_chars > _MAX_HELD_CHARS:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Send the held pieces. The connection limits what is queued there."""
-        held, self._held = self._held, {}
-        self._held_chars = 0
-        for index, waiting in held.items():
-            self._send_text(index, "".join(waiting.texts), waiting.reasoning)
 
     def _lagging(self) -> None:
         self._lags = True
@@ -355,7 +326,7 @@ class StreamedAnswer:
         self._lags = False
         self._plain = self._begun
         # A write may report that the client lags again; the rest is then queued at the connection.
-        self._let_go()
+        self._held.let_go()
 
     def _frame(self, chunk: dict[str, Any], at: _Progress) -> bytes:
         usage = self._usage_null
