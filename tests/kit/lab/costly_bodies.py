@@ -84,10 +84,6 @@ def work(run: Callable[[], object], limit: int) -> int:
     return count
 
 
-def takes_long(data: bytes) -> bool:
-    return CONTROL is not None and CONTROL.takes_long(data, len(data))
-
-
 def handled(kind: type[Struct], data: bytes) -> None:
     """What the event loop does with a body, from its first byte to the texts to be tokenized."""
     body = Body()
@@ -96,7 +92,7 @@ def handled(kind: type[Struct], data: bytes) -> None:
     whole = body.take()
     if kind is ChatBody:
         chat = decode_chat(whole)
-        if not (renders_in_thread(chat, len(whole)) or takes_long(whole)):
+        if not renders_in_thread(chat, CONTROL, whole):
             chat_call(chat, TEMPLATE, VOCABULARY, ALL, control=CONTROL)
     elif kind is CompletionBody:
         completion_call(decode_completion(whole), VOCABULARY, ALL, control=CONTROL)
@@ -104,7 +100,7 @@ def handled(kind: type[Struct], data: bytes) -> None:
         embedding_call(decode_embedding(whole), VOCABULARY, ALL, CONTROL)
     elif kind is TokenizeBody:
         tokenize = decode_tokenize(whole)
-        if not (renders_in_thread(tokenize, len(whole)) or takes_long(whole)):
+        if not renders_in_thread(tokenize, CONTROL, whole):
             tokenize_call(tokenize, "m", TEMPLATE, ALL, (CONTROL, CONTROL))
     else:
         detokenize_ids(decode_detokenize(whole), VOCABULARY)

@@ -26,6 +26,7 @@ from kvasir_platform.gateway.openai.calls import (
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody, TokenizeBody
+from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
 from kvasir_platform.gateway.serving.answering import answer_of
 from kvasir_platform.gateway.serving.context import GatewayContext, brownout_line
 from kvasir_platform.gateway.serving.generation import Generation
@@ -65,17 +66,23 @@ class GenerateApi(RoutedApi):
         KvasirError."""
         caller.check_model(body.model)
         asked = self._context.models.find(body.model)
-        size = len(exchange.request.body) + stored_bytes
         GenerateCall(
-            self._context, self._active, caller, exchange, body=body, answers=answers, asked=asked, size=size
+            self._context,
+            self._active,
+            caller,
+            exchange,
+            body=body,
+            answers=answers,
+            asked=asked,
+            stored_bytes=stored_bytes,
         ).start()
 
 
 class GenerateCall(RoutedCall):
     """A call that generates text. `asked` is the model that the client named; under a brown-out, a fallback
-    may serve it. `size` is that of the body in bytes, with what was stored of the conversation before."""
+    may serve it. `stored_bytes` is as for GenerateApi.start."""
 
-    __slots__ = ("_answers", "_asked", "_body", "_call", "_requests", "_session", "_size")
+    __slots__ = ("_answers", "_asked", "_body", "_call", "_requests", "_session", "_stored_bytes")
 
     def __init__(
         self,
@@ -87,7 +94,7 @@ class GenerateCall(RoutedCall):
         body: ChatBody | CompletionBody,
         answers: AnswerFormat,
         asked: Served,
-        size: int,
+        stored_bytes: int,
     ) -> None:
         super().__init__(context, active, caller, exchange, served=asked, salt=body.cache_salt or "")
         self._body = body
@@ -95,7 +102,7 @@ class GenerateCall(RoutedCall):
         self._asked = asked
         self._session = caller.session(session_name(exchange.request.headers, body.session))
         self._requests: list[Request] = []
-        self._size = size
+        self._stored_bytes = stored_bytes
 
     def start(self) -> None:
         """Choose the model, render the prompts, of a long conversation in a thread, and tokenize them. May
@@ -103,8 +110,9 @@ class GenerateCall(RoutedCall):
         brownout = self._context.router.brownout(self._asked.model.name)
         self.exchange.lines += brownout_line(brownout)
         render = partial(self._rendered, self._fallback(brownout.fallback_model))
-        if self._takes_long():
-            self._asked.model.tokenizers.later(render, self._rendered_later, self.failed)
+        model, data = self._asked.model, self.exchange.request.body
+        if renders_in_thread(self._body, model.control_in_chats, data, self._stored_bytes):
+            model.tokenizers.later(render, self._rendered_later, self.failed)
         else:
             self._answer_with(*render())
 
@@ -183,12 +191,6 @@ class GenerateCall(RoutedCall):
             body, tokenizer.vocabulary, model.capabilities, model.defaults, model.control_in_prompts
         )
 
-    def _takes_long(self) -> bool:
-        """Whether the prompts are rendered in a thread."""
-        control = self._asked.model.control_in_chats if isinstance(self._body, ChatBody) else None
-        data, size = self.exchange.request.body, self._size
-        return renders_in_thread(self._body, size) or (control is not None and control.takes_long(data, size))
-
     def _rendered(self, fallback: Served | None) -> tuple[Served, Call]:
         """Return the model that answers, and the call to it. May raise KvasirError. Changes nothing, so that
         any thread may run it."""
@@ -240,12 +242,22 @@ class GenerateCall(RoutedCall):
         return made
 
 
-def renders_in_thread(body: ChatBody | CompletionBody | TokenizeBody, size: int) -> bool:
-    """Return whether a body of `size` bytes is rendered in a thread rather than on the event loop."""
+def renders_in_thread(
+    body: ChatBody | CompletionBody | TokenizeBody,
+    control: ControlTokens | None,
+    data: bytes,
+    stored_bytes: int = 0,
+) -> bool:
+    """Return whether a body is rendered in a thread rather than on the event loop. `control` has the control
+    tokens that are ordinary text in chats, `data` is the body as sent, and `stored_bytes` is as for
+    GenerateApi.start."""
     messages = None if isinstance(body, CompletionBody) else body.messages
     if messages is None:
         return False
+    size = len(data) + stored_bytes
     if len(messages) > _MAX_INLINE_MESSAGES or size > _MAX_INLINE_TEXT:
+        return True
+    if control is not None and control.takes_long(data, size):
         return True
     if size <= _MAX_INLINE_BYTES:
         return False

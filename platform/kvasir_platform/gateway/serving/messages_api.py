@@ -39,8 +39,6 @@ class MessagesApi:
         model = self._model(caller, body.model)
         exchange.model = model.name
         chat = counted_chat(body, reasoning=model.capabilities.reasoning)
-        data, control = exchange.request.body, model.control_in_chats
-        long = control is not None and control.takes_long(data, len(data))
 
         def render() -> TokenizeCall:
             return _prompt(chat, model)
@@ -54,7 +52,7 @@ class MessagesApi:
                 model,
                 render=render,
                 shown=_count,
-                threaded=long or renders_in_thread(chat, len(data)),
+                threaded=renders_in_thread(chat, model.control_in_chats, exchange.request.body),
             ),
         )
 

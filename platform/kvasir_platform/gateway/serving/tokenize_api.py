@@ -29,7 +29,7 @@ class TextApi:
         """POST /tokenize: the ids of a text, or of a chat as the model's template shows it."""
         body = decode_tokenize(exchange.request.body)
         model = self._model(caller, exchange, body.model)
-        data, in_chats = exchange.request.body, model.control_in_chats
+        in_chats = model.control_in_chats
         render = partial(
             tokenize_call,
             body,
@@ -43,9 +43,7 @@ class TextApi:
             strings = model.tokenizer.names(tokens) if call.show_strings else None
             return Tokens(len(tokens), model.context, tokens.tolist(), strings)
 
-        control = None if body.messages is None else in_chats
-        long = control is not None and control.takes_long(data, len(data))
-        threaded = long or renders_in_thread(body, len(data))
+        threaded = renders_in_thread(body, in_chats, exchange.request.body)
         caller.admit(
             0,
             TokenizeTextCall(

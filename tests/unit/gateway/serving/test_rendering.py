@@ -30,10 +30,10 @@ def test_a_conversation_that_takes_long_is_rendered_in_a_thread(
     fields: dict[str, Any], expected: bool
 ) -> None:
     data = json.dumps({"model": "m", **fields}).encode()
-    assert renders_in_thread(decode_chat(data), len(data)) is expected
+    assert renders_in_thread(decode_chat(data), None, data) is expected
 
 
 def test_texts_without_messages_are_not_rendered() -> None:
     data = json.dumps({"model": "m", "prompt": "word " * 60_000}).encode()
-    assert not renders_in_thread(decode_completion(data), len(data))
-    assert not renders_in_thread(decode_tokenize(data), len(data))
+    assert not renders_in_thread(decode_completion(data), None, data)
+    assert not renders_in_thread(decode_tokenize(data), None, data)
