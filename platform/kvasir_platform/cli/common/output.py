@@ -95,6 +95,15 @@ def size(count: float) -> str:
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
+def milliseconds(seconds: float | None) -> str:
+    """Format a time of a request; "-" for None."""
+    if seconds is None:
+        return "-"
+    if seconds >= 10.0:
+        return f"{seconds:,.1f} s"
+    return f"{seconds * 1e3:,.1f} ms"
+
+
 def duration(seconds: float) -> str:
     """Format seconds."""
     if seconds < 120:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kvasir_platform.cli.live.waterfall import milliseconds
+from kvasir_platform.cli.common.output import milliseconds
 
 Row = dict[str, Any]
 """A record of a recording (docs/RECORDING.md), with `request_id`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvasir_platform.cli.common.output import milliseconds, table
+
 WIDTH = 80
 _LEAST_BAR = 10
 Timeline = dict[str, Any]
@@ -47,16 +49,9 @@ def _bars(timeline: Timeline, width: int) -> list[str]:
     heads = ("PHASE", "FROM", "TOOK", "WHERE")
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     room = max(_LEAST_BAR, width - sum(widths) - 2 * len(widths))
-    lines = []
-    for row, phase in zip(rows, phases, strict=True):
-        lines.append(f"{_cells(row, widths)}  {_bar(phase['start_s'] / total, phase['end_s'] / total, room)}")
-    return [_cells(heads, widths), *lines]
-
-
-def _cells(row: tuple[str, str, str, str], widths: list[int]) -> str:
-    name, start, took, where = row
-    cells = (name.ljust(widths[0]), start.rjust(widths[1]), took.rjust(widths[2]), where.ljust(widths[3]))
-    return "  ".join(cells).rstrip() if row[0] == "PHASE" else "  ".join(cells)
+    bars = [_bar(phase["start_s"] / total, phase["end_s"] / total, room) for phase in phases]
+    cells = [(*row, bar) for row, bar in zip(rows, bars, strict=True)]
+    return table((*heads, ""), cells, (1, 2)).splitlines()
 
 
 def _bar(begin: float, end: float, room: int) -> str:
@@ -64,12 +59,3 @@ def _bar(begin: float, end: float, room: int) -> str:
     first = min(room - 1, int(begin * room))
     last = max(first + 1, round(end * room))
     return " " * first + "#" * (last - first)
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Format a duration; "-" for None."""
-    if seconds is None:
-        return "-"
-    if seconds >= 10.0:
-        return f"{seconds:,.1f} s"
-    return f"{seconds * 1e3:,.1f} ms"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.core.quantiles import quantile
+from kvasir_platform.cli.common.output import milliseconds
 from kvasir_platform.cli.common.tiers import tier_troubles, tiers_cell
-from kvasir_platform.cli.live.waterfall import milliseconds
 from kvasir_platform.cli.top.snapshot import TenantCounts, TopSnapshot
 
 Value = float | str
@@ -48,7 +48,8 @@ class TopOrder:
 
 Before = TopSnapshot | None
 """The snapshot before, for rates; None: totals are shown."""
-_TEXT = "-"
+_NONE = "-"
+_LEAST_LAST = 12
 
 
 def heading(snapshot: TopSnapshot) -> tuple[str, str]:
@@ -108,7 +109,7 @@ def _worker(worker: dict[str, Any], before: dict[str, Any] | None) -> tuple[TopC
         _number(load.get("waiting")),
         _number(usage, lambda value: f"{value:.0%}"),
         _number(found / looked_up if looked_up > 0 else None, lambda value: f"{value:.0%}"),
-        _text(str(worker.get("assigned") or worker.get("role") or _TEXT)),
+        _text(str(worker.get("assigned") or worker.get("role") or _NONE)),
         _text(str(worker.get("pool", "?"))),
         _text(tiers_cell(load)),
         _text("; ".join(why for why in reasons if why)),
@@ -133,7 +134,7 @@ def _queue(model: str, view: dict[str, Any]) -> tuple[TopCell, ...]:
         _number(view["pressure"], lambda value: f"{value:.0%}"),
         _number(view["tokens_per_s"], lambda value: f"{value:,.0f}"),
         _number(reserved / room if room else None, lambda value: f"{value:.0%}"),
-        _text(view["brownout"]["text"] or _TEXT),
+        _text(view["brownout"]["text"] or _NONE),
     )
 
 
@@ -162,11 +163,11 @@ def requests(now: TopSnapshot, before: Before) -> TopTable:
         (
             _number(each["age_s"], milliseconds),
             _text(each["phase"]),
-            _text(each["tenant"] or _TEXT),
+            _text(each["tenant"] or _NONE),
             _number(each["prompt_tokens"]),
             _number(each["output_tokens"]),
             _number(each["ttft_s"], milliseconds),
-            _text(each["decode_worker"] or each["prefill_worker"] or _TEXT),
+            _text(each["decode_worker"] or each["prefill_worker"] or _NONE),
             _text(each["model"]),
             _text(each["request_id"]),
         )
@@ -185,7 +186,7 @@ def slowest(now: TopSnapshot, before: Before) -> TopTable:
             _number(each["itl_s"], milliseconds),
             _number(each["queued_s"], milliseconds),
             _text(each["outcome"] + ("!" if each["slo_met"] is False and each["outcome"] == "ok" else "")),
-            _text(each["tenant"] or _TEXT),
+            _text(each["tenant"] or _NONE),
             _number(each["ended_s_ago"], lambda value: f"{value:,.0f} s ago"),
             _text(each["model"]),
             _text(each["request_id"]),
@@ -225,9 +226,6 @@ def fitted(
     return [cell(i, table.columns[i]) for i in kept], [[cell(i, row[i].text) for i in kept] for row in rows]
 
 
-_LEAST_LAST = 12
-
-
 def plain(table: TopTable, order: TopOrder, width: int) -> list[str]:
     """Return a table as lines of text."""
     rows = arranged(table, order)
@@ -242,4 +240,4 @@ def _text(text: str) -> TopCell:
 
 def _number(value: float | None, shown: Callable[[float], str] = lambda value: f"{value:,}") -> TopCell:
     """A number; one that is not known sorts below all others."""
-    return TopCell(_TEXT, -1.0) if value is None else TopCell(shown(value), float(value))
+    return TopCell(_NONE, -1.0) if value is None else TopCell(shown(value), float(value))

@@ -7,7 +7,7 @@ from typing import Any
 from kvasir.ports.routing import CROSS_ROLE, SCORE
 from kvasir_platform.cli.common.gateway_client import decisions
 from kvasir_platform.cli.common.gateway_site import Site
-from kvasir_platform.cli.common.output import CommandOutput, number, table
+from kvasir_platform.cli.common.output import CommandOutput, milliseconds, number, table
 
 _VERBS = {"prefill": "prefilled", "decode": "decoded", "whole": "run whole"}
 _FACTS = (
@@ -46,7 +46,7 @@ def _heading(record: Record) -> str:
     parts = [record["outcome"] or "in flight", f"policy {record['policy']}", record["reason"]]
     parts.append(f"decided in {record['decided_in_s'] * 1e6:,.0f} µs")
     if record["queued_s"] > 0:
-        parts.append(f"{_ms(record['queued_s'])} after it came")
+        parts.append(f"{milliseconds(record['queued_s'])} after it came")
     if record["attempt"] > 1:
         parts.append(f"attempt {record['attempt']}")
     return f"{record['request_id']}: {', '.join(parts)}"
@@ -132,8 +132,13 @@ def _outcome(record: Record) -> list[str]:
             f"of {record['prompt_tokens']:,} in the prompt",
         ],
         *([["from tiers", *map(number, tiers), "of them"]] if any(tiers) else []),
-        ["TTFT", _ms(predicted), _ms(ttft), f"{_ms(record['slo_ttft_s'])} promised"],
-        ["mean ITL", "-", _ms(itl), f"{_ms(record['slo_itl_s'])} promised"],
+        [
+            "TTFT",
+            milliseconds(predicted),
+            milliseconds(ttft),
+            f"{milliseconds(record['slo_ttft_s'])} promised",
+        ],
+        ["mean ITL", "-", milliseconds(itl), f"{milliseconds(record['slo_itl_s'])} promised"],
     ]
     met = {True: "met", False: "missed", None: "still open" if record["outcome"] is None else "not judged"}
     lines = table(["", "PREDICTED", "ACTUAL", ""], rows, (1, 2)).splitlines()
@@ -148,12 +153,13 @@ def _regret(record: Record) -> list[str]:
     if not seconds:
         return ["regret: none; with what is known now, no other place would have cost less"]
     causes = ", ".join(
-        f"{cause} {_ms(part)}" for cause, part in sorted(record["regret_causes"].items(), key=_largest)
+        f"{cause} {milliseconds(part)}"
+        for cause, part in sorted(record["regret_causes"].items(), key=_largest)
     )
     better = " and ".join(record["better"])
     return [
-        f"regret: {_ms(seconds)} of cost ({causes}); {better} would have cost less, with the first token "
-        f"{_ms(record['better_ttft_s'])} after the decision"
+        f"regret: {milliseconds(seconds)} of cost ({causes}); {better} would have cost less, with the first "
+        f"token {milliseconds(record['better_ttft_s'])} after the decision"
     ]
 
 
@@ -176,7 +182,3 @@ def _figure(value: float | None, unit: str) -> str:
     if value is None:
         return "∞"
     return f"{value * 1e3:,.2f}" if unit == "s" else f"{value:,.4g}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
