@@ -91,6 +91,15 @@ export function Prose({ text }: { text: string }) {
   return <>{text.split("`").map((part, i) => (i % 2 === 0 ? part : <code key={i}>{part}</code>))}</>;
 }
 
+/** The field of a filter, with examples of what it finds. */
+export function FilterField({ value, finds, on }: { value: string; finds: string; on: (value: string) => void }) {
+  return (
+    <label>
+      Filter <input type="search" value={value} placeholder={finds} onInput={(event) => on(event.currentTarget.value)} />
+    </label>
+  );
+}
+
 /** What stands where there is nothing to show: why, and what to do. */
 export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
   return (

@@ -1,7 +1,7 @@
 // Is all well, and if not, where: pools, workers and queues, second by second.
 
 import { useState } from "preact/hooks";
-import { Bar, Empty, Figure, Prose, Section, State } from "../parts/basics";
+import { Bar, Empty, Figure, FilterField, Prose, Section, State } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { count, percent, rate, seconds } from "../lib/format";
 import { queuedIn, type Figures, type History } from "../lib/history";
@@ -22,15 +22,7 @@ export function Fleet({ status, history, figures }: { status: Status; history: H
         title="Workers"
         aside={
           <span class="tools">
-            <label>
-              Filter{" "}
-              <input
-                type="search"
-                value={asked}
-                placeholder="worker, pool, state, reason"
-                onInput={(event) => setAsked(event.currentTarget.value)}
-              />
-            </label>
+            <FilterField value={asked} finds="worker, pool, state, reason" on={setAsked} />
             <label>
               <input type="checkbox" checked={troubled} onChange={(event) => setTroubled(event.currentTarget.checked)} />{" "}
               only those with a problem

@@ -1,7 +1,7 @@
 // Requests that run and that ended: which are slow, and in which phase.
 
 import { useState } from "preact/hooks";
-import { Empty, Section, State } from "../parts/basics";
+import { Empty, FilterField, Section, State } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { MiniWaterfall } from "../parts/waterfall";
 import { count, percent, seconds } from "../lib/format";
@@ -29,15 +29,7 @@ export function RequestList({ seen }: { seen: Seen<Requests> }) {
           if (typeof id === "string" && id.trim() !== "") location.hash = `#/requests/${encodeURIComponent(id.trim())}`;
         }}
       >
-        <label>
-          Filter{" "}
-          <input
-            type="search"
-            value={asked}
-            placeholder="tenant, model, worker, outcome"
-            onInput={(event) => setAsked(event.currentTarget.value)}
-          />
-        </label>
+        <FilterField value={asked} finds="tenant, model, worker, outcome" on={setAsked} />
         <label>
           Explain <input name="id" placeholder="x-request-id of an answer" size={34} />
         </label>
