@@ -130,24 +130,20 @@ def _panics(workers: Sequence[WorkerView]) -> Iterator[StatusProblem]:
         yield StatusProblem("degraded", "panic", pool, text, remedy)
 
 
-_Group = dict[tuple[str, str], list[str]]
-
-
 def _states(workers: Sequence[WorkerView]) -> Iterator[StatusProblem]:
     """Workers that do not serve, or are avoided, one problem for each pool and reason."""
-    states: dict[str, _Group] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for view in workers:
-        if view.state in _STATES:
-            states.setdefault(view.state, {}).setdefault((view.pool, view.reason), []).append(view.worker_id)
-        elif view.health.state in ("ejected", "unresponsive", "probing"):
-            group = states.setdefault(view.health.state, {})
-            group.setdefault((view.pool, view.health.reason), []).append(view.worker_id)
-    for state, groups in states.items():
+        state, reason = view.state, view.reason
+        if state not in _STATES:
+            state, reason = view.health.state, view.health.reason
+        if state in _STATES:
+            groups.setdefault((state, view.pool, reason), []).append(view.worker_id)
+    for (state, _, reason), names in groups.items():
         severity, verb, remedy = _STATES[state]
-        for (_, reason), names in groups.items():
-            text = f"{_names(names)} {verb if len(names) == 1 else _plural(verb)}"
-            text += f" ({reason})" if reason else ""
-            yield StatusProblem(severity, f"worker_{state}", names[0], text, remedy.format(names[0]))
+        text = f"{_names(names)} {verb if len(names) == 1 else _plural(verb)}"
+        text += f" ({reason})" if reason else ""
+        yield StatusProblem(severity, f"worker_{state}", names[0], text, remedy.format(names[0]))
 
 
 _STATES: Mapping[str, tuple[Severity, str, str]] = {
@@ -167,6 +163,7 @@ _STATES: Mapping[str, tuple[Severity, str, str]] = {
     "connecting": ("warning", "is not connected", "wait if it starts; else read its log: `kvasir logs {}`"),
     "draining": ("warning", "drains", "undo that with `kvasir drain {} --undo`, or let it end"),
 }
+"""By the state of a worker, or else of its health: how severe it is, what the worker does, and the remedy."""
 
 
 def _plural(verb: str) -> str:
