@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from kvasir_platform.cli.common.numbers import positive
 from kvasir_platform.cli.help_texts import LORA_EPILOG, LORA_LOAD_EPILOG, LORA_UNLOAD_EPILOG
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def add_lora(
     for each in (load, unload):
         each.add_argument(
             "--timeout",
-            type=float,
+            type=positive,
             default=WAIT_S,
             metavar="S",
             help=f"wait at most S seconds ({WAIT_S:.0f})",

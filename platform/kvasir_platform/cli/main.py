@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir_platform.cli.bench_options import add_bench, run_bench
 from kvasir_platform.cli.calibrate.arguments import add_calibrate_options
+from kvasir_platform.cli.common.numbers import number, positive
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.tls_options import add_tls_options
 from kvasir_platform.cli.help_texts import (
@@ -102,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
     up = add("up", "start a deployment on this machine", spec, port, epilog=UP_EPILOG)
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
     up.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="abort a start after S seconds (300)"
+        "--timeout", type=positive, default=300.0, metavar="S", help="abort a start after S seconds (300)"
     )
     add("down", "stop a deployment and clean up after it", named)
     add_live(add, gateway, addressed)
@@ -209,7 +210,7 @@ def _add_drain_options(drain: argparse.ArgumentParser) -> None:
     drain.add_argument("--reason", default="", metavar="TEXT", help="shown by `kvasir get workers`")
     drain.add_argument("--no-wait", action="store_true", help="return without waiting for the drain")
     drain.add_argument(
-        "--timeout", type=float, metavar="S", help="wait at most S seconds (300; with --undo 10)"
+        "--timeout", type=number(0.0, 1e6), metavar="S", help="wait at most S seconds (300; with --undo 10)"
     )
 
 

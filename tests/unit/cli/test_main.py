@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,14 +35,34 @@ def test_help_imports_nothing_that_is_slow() -> None:
     assert done.stdout.strip() == "[] []"
 
 
-@pytest.mark.parametrize(
-    "command", ["up", "down", "status", "check", "config", "version", "plan", "sim", "bench"]
-)
+def parsers(of: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and all below it."""
+    yield of
+    for action in of._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from parsers(each)
+
+
+COMMANDS = [each.prog.removeprefix("kvasir ") for each in parsers(parser())][1:]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert ended.value.code == 0
     assert f"usage: kvasir {command}" in capsys.readouterr().out
+
+
+def test_no_option_takes_a_number_without_bounds() -> None:
+    unbounded = {
+        f"{each.prog} {'/'.join(action.option_strings)}"
+        for each in parsers(parser())
+        for action in each._actions
+        if action.type is float
+    }
+    assert unbounded == set()
 
 
 def test_the_help_teaches_by_example_and_documents_the_exit_status() -> None:

@@ -32,10 +32,10 @@ def add_verify_options(verify: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="concurrent streams to measure (1,2,4,8); 0: measure no load",
     )
-    verify.add_argument("--link-gbps", type=float, metavar="N", help="link between workers in Gbit/s")
+    verify.add_argument("--link-gbps", type=positive, metavar="N", help="link between workers in Gbit/s")
     verify.add_argument("--report", type=Path, metavar="PREFIX", help="write PREFIX.json and PREFIX.html")
     verify.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S", help="limit of each request (120)"
+        "--timeout", type=positive, default=120.0, metavar="S", help="limit of each request (120)"
     )
     _add_quality_options(verify.add_argument_group("accuracy on held-out text (any of these measures it)"))
 
