@@ -9,6 +9,15 @@ from typing import Any
 from kvasir.core.errors import ConfigError
 
 
+def check_folder(path: Path | None, option: str) -> None:
+    """Raise ConfigError if `path` cannot become a file: before the work whose result would be lost. None:
+    nothing is to be written."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: {path.parent} is not a folder")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{option} {path}: that is a folder; name a file")
+
+
 def write_file(path: Path, text: str, option: str) -> None:
     """Write what `option` asks for. Raises ConfigError if the file cannot be written."""
     try:

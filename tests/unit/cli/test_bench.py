@@ -50,6 +50,29 @@ def test_a_run_prints_its_figures_and_writes_its_files(
     assert "TTFT p95, ms" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "http://127.0.0.1:9", "--json"],
+        ["bench", "http://127.0.0.1:9", "--html"],
+        ["plan", "--html"],
+        ["plan", "--png"],
+        ["sim", "--html"],
+        ["sim", "--png"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, f"{tmp_path}/absent/file"]) != 0
+    assert (
+        f"{command[-1]} {tmp_path}/absent/file: {tmp_path}/absent is not a folder" in capsys.readouterr().err
+    )
+    assert main([*command, str(tmp_path)]) != 0
+    assert "that is a folder; name a file" in capsys.readouterr().err
+
+
 def test_a_closed_loop_repeats_its_workload_until_its_time_is_over(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

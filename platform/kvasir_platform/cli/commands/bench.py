@@ -42,7 +42,7 @@ from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.load_bar import LoadBar
 from kvasir_platform.cli.common.output import CommandOutput, table
 from kvasir_platform.cli.common.running import GatewayAddress, gateway_site
-from kvasir_platform.reports.files import write_file
+from kvasir_platform.reports.files import check_folder, write_file
 from kvasir_platform.workload.files import load_workload
 from kvasir_platform.workload.requests import Workload
 from kvasir_platform.workload.shapes import reshaped
@@ -59,6 +59,8 @@ def bench(args: argparse.Namespace, output: CommandOutput, now: datetime) -> int
         raise ConfigError(f"{args.files[0]}: one URL is enough; two files follow the word compare")
     if args.ramp and (args.concurrency or args.rate):
         raise ConfigError("--ramp sets the rate of an open loop; leave --concurrency and --rate out")
+    check_folder(args.json, "--json")
+    check_folder(args.html, "--html")
     source = _source(args)
     workload = None if args.ramp else _workload(source, args, args.rate)
     options = BenchOptions(

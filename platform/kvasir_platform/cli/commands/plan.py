@@ -31,7 +31,7 @@ from kvasir_platform.cli.plan.report import (
     batch_lines,
     summary,
 )
-from kvasir_platform.reports.files import write_file
+from kvasir_platform.reports.files import check_folder, write_file
 from kvasir_platform.reports.png import draw
 
 _CONTEXT = 8192
@@ -40,6 +40,8 @@ _CONTEXT = 8192
 def plan(args: argparse.Namespace, output: CommandOutput) -> int:
     """Print the report, and write the files that are asked for. Return 1 if no plan meets the SLO. Raises
     ConfigError for options that contradict each other or the model."""
+    check_folder(args.html, "--html")
+    check_folder(args.png, "--png")
     request = read_request(args)
     whole = args.advice or args.html is not None or output.json
     report = _report(request, args, whole=whole, batches=args.batches or output.json)

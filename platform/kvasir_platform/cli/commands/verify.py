@@ -29,6 +29,7 @@ from kvasir_platform.cli.verify.report import (
 )
 from kvasir_platform.cli.verify.run import Verification, Verifier, VerifyOptions
 from kvasir_platform.cli.verify.score_file import read_scores
+from kvasir_platform.reports.files import check_folder
 
 _MARKS = {"pass": "ok ", "fail": "ERR", "skip": "-- "}
 
@@ -93,8 +94,7 @@ def verify(
     options: VerifyOptions, site: Site, prefix: Path | None, output: CommandOutput, now: datetime
 ) -> int:
     """Run all steps, print what was found and write the report. Return 1 if a check failed."""
-    if prefix is not None and not prefix.parent.is_dir():
-        raise ConfigError(f"--report {prefix}: {prefix.parent} is not a folder")
+    check_folder(None if prefix is None else prefix.with_name(f"{prefix.name}.json"), "--report")
     verifier = Verifier(
         site,
         options,

@@ -22,7 +22,7 @@ from kvasir_platform.cli.sim.report import (
     time_rows,
 )
 from kvasir_platform.reports.document import table
-from kvasir_platform.reports.files import write_file
+from kvasir_platform.reports.files import check_folder, write_file
 from kvasir_platform.reports.png import draw
 from kvasir_platform.sim.server.compare import RateSearch, compare
 from kvasir_platform.sim.server.results import ServerResult
@@ -35,6 +35,8 @@ _BAR = 30
 
 def sim(args: argparse.Namespace, output: CommandOutput) -> int:
     """Simulate, compare or show. Raises ConfigError for options that contradict each other or the model."""
+    check_folder(args.html, "--html")
+    check_folder(args.png, "--png")
     if args.action == "showcase":
         from kvasir_platform.cli.showcase.command import showcase
 
