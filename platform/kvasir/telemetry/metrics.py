@@ -15,6 +15,7 @@ from kvasir.core.demand import PoolPlan
 from kvasir.ports.router import Accounting, AdmissionView, RegretView, RequestSummary, WorkerView
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
+from kvasir.telemetry.missed_slo import slo_miss
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
 from kvasir.telemetry.router_series import (
     ACCOUNTING,
@@ -124,6 +125,8 @@ class Metrics:
         self._amounts = [(self._counter(name, text, "model"), read) for name, text, read in _AMOUNTS]
         text = "Requests ended, by SLO class and whether it was met"
         self._slo = self._counter("slo_requests", text, "slo", "met")
+        text = "Requests that missed their SLO, by the promise that they broke first and what took most time"
+        self._missed = self._counter("slo_missed_requests", text, "slo", "promise", "cause")
         self._filtered = self._counter("output_filter_acts", "Actions of output filters", "filter", "act")
         self._in_flight = self._gauge("requests_in_flight", "Requests in flight")
         self._queued = self._gauge("requests_queued", "Requests queued for a worker")
@@ -190,6 +193,11 @@ class Metrics:
         """Return whether routers share rate limits; None if they do not have to."""
         stats = None if self._tenants.read is None else self._tenants.read()
         return None if stats is None or stats.limits is None else stats.limits.shared
+
+    def running_by_tenant(self) -> dict[str, int]:
+        """Return the accepted requests that have not ended, of each tenant that is tracked."""
+        stats = None if self._tenants.read is None else self._tenants.read()
+        return {} if stats is None else {use.tenant: use.running for use in stats.tenants}
 
     def discovery_stale_s(self) -> float:
         """Return the age of the list of workers in seconds; 0 while discovery answers."""
@@ -277,6 +285,8 @@ class Metrics:
         if met is not None:
             slo = summary.slo.name if summary.slo.name in self._slos else OTHER
             self._child(self._slo, slo, "yes" if met else "no").inc()
+            if (miss := slo_miss(summary)) is not None:
+                self._child(self._missed, slo, miss.promise, miss.cause).inc()
         usage = summary.usage
         if summary.outcome == OK and summary.decode_worker is not None and usage.prompt_tokens:
             wrong = abs(summary.predicted_cached_tokens - usage.cached_tokens)

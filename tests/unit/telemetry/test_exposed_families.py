@@ -63,6 +63,7 @@ def filled() -> tuple[CollectorRegistry, Metrics]:
     metrics.track_discovery(lambda: 0.0)
     metrics.track_tokenizer("m", lambda: TokenizerStats(fast=True))
     metrics.request_finished(SUMMARY)
+    metrics.request_finished(replace(SUMMARY, slo=SloClass("s", 0.1, 1.0)))
     metrics.inter_token("m").observe(0.1)
     metrics.filter_acted("f", "redacted")
     return registry, metrics

@@ -104,6 +104,8 @@ class StatusPages:
             planner_inactive_s=0.0 if scaling is None else scaling.inactive_s,
             discovery_stale_s=metrics.discovery_stale_s(),
             limits_shared=metrics.limits_shared(),
+            ended=self._router.ended(),
+            tenants=metrics.running_by_tenant(),
             certificates={path: _expires_s(Path(path)) - wall for path in certificates if path is not None},
         )
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir.core.kv import KvState
-from kvasir.ports.router import AdmissionView, WorkerView
+from kvasir.ports.router import AdmissionView, RequestSummary, WorkerView
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, Severity, StatusProblem, StatusVerdict
+from kvasir_platform.gateway.operator.recent_requests import problems_of_requests
 
 SEVERITIES: tuple[Severity, ...] = ("down", "degraded", "warning")
 _PRESSURE = 0.25
@@ -26,6 +27,11 @@ _EXPIRES_S = 14 * _DAY_S
 _CHOSEN = ("its pool is routed to by prediction", "the worker does not report what it holds")
 """Reasons of PREDICTED that the deployment spec asks for."""
 _NAMED = 3
+_GREEDY = 0.8
+"""The share of all requests, while some wait, from which one tenant of several is said to take too much: as
+the alert's."""
+_TENANTS = 2
+_MANY = 10
 _LEADS = {"down": "Requests fail", "degraded": "Service is degraded", "warning": "Requests are served, but"}
 
 
@@ -33,7 +39,8 @@ _LEADS = {"down": "Requests fail", "degraded": "Service is degraded", "warning":
 class StatusFacts:
     """What is judged. `readiness` says by model what is missing to serve it, None if nothing is;
     `certificates` has the seconds that each certificate file is still valid; `now` reads the clock of the
-    workers' times."""
+    workers' and requests' times. `ended` are the requests that ended last, `tenants` has the accepted
+    requests of each tenant that have not ended."""
 
     now: float = 0.0
     stopping: bool = False
@@ -46,6 +53,8 @@ class StatusFacts:
     discovery_stale_s: float = 0.0
     limits_shared: bool | None = None
     certificates: Mapping[str, float] = field(default_factory=dict)
+    ended: Sequence[RequestSummary] = ()
+    tenants: Mapping[str, int] = field(default_factory=dict)
 
 
 def verdict_of(facts: StatusFacts) -> StatusVerdict:
@@ -74,6 +83,8 @@ def problems_of(facts: StatusFacts) -> list[StatusProblem]:
     return [
         *_models(facts),
         *_queues(facts),
+        *_greedy(facts),
+        *problems_of_requests(facts.ended, facts.now),
         *_panics(facts.workers),
         *_states(facts.workers),
         *_pools(facts),
@@ -121,6 +132,18 @@ def _queues(facts: StatusFacts) -> Iterator[StatusProblem]:
             text = f"KV memory for {model} is full, and {_count(queue.queued, 'request')} wait for it"
             remedy = "add workers that decode, or raise engine.kv_cache_bytes"
             yield StatusProblem("degraded", "kv_full", model, text, remedy)
+
+
+def _greedy(facts: StatusFacts) -> Iterator[StatusProblem]:
+    waiting = sum(queue.queued for queue in facts.queues.values())
+    total = sum(facts.tenants.values())
+    if not waiting or len(facts.tenants) < _TENANTS or total < _MANY:
+        return
+    tenant, most = max(facts.tenants.items(), key=lambda each: each[1])
+    if most >= _GREEDY * total:
+        text = f"tenant {tenant} has {most / total:.0%} of the {total:,} requests that run or wait"
+        remedy = f"limit its `concurrency` in kvasir.yaml; see what it sends: `kvasir tail --tenant {tenant}`"
+        yield StatusProblem("warning", "greedy_tenant", tenant, text, remedy)
 
 
 def _panics(workers: Sequence[WorkerView]) -> Iterator[StatusProblem]:

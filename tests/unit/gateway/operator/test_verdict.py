@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
-from kvasir.core.requests import EngineLoad
-from kvasir.ports.router import AdmissionView, BrownoutView, HealthView, WorkerView
+from kvasir.core.requests import EngineLoad, SloClass, Usage
+from kvasir.ports.router import AdmissionView, BrownoutView, HealthView, RequestSummary, WorkerView
+from kvasir.ports.routing import CROSS_ROLE
 from kvasir_platform.gateway.openai.schema.operation import PoolSize
 from kvasir_platform.gateway.operator.verdict import StatusFacts, problems_of, verdict_of
 
@@ -37,6 +38,34 @@ def with_queue(queue: AdmissionView) -> StatusFacts:
 
 def with_pool(desired: int, serving: int, starting: int) -> StatusFacts:
     return replace(WELL, pools=(PoolSize("decode", "llama", "both", desired, serving, starting),))
+
+
+ENDED = RequestSummary(
+    "r",
+    "llama",
+    "ok",
+    arrival_s=90.0,
+    routed_s=90.0,
+    prefill_done_s=90.5,
+    first_token_s=90.6,
+    finished_s=91.0,
+    prefill_worker="prefill-1",
+    decode_worker="decode-1",
+    usage=Usage(prompt_tokens=100, cached_tokens=80, output_tokens=9),
+    slo=SloClass("chat", 1.0, 0.1),
+)
+ELSEWHERE = replace(ENDED, prefill_worker="prefill-2", decode_worker="decode-2")
+BEFORE = replace(ENDED, arrival_s=10.0, finished_s=11.0)
+
+
+def with_ended(*ended: RequestSummary) -> StatusFacts:
+    return replace(WELL, ended=ended)
+
+
+def late(summary: RequestSummary, seconds: float, **more: float) -> RequestSummary:
+    """The request, with so much more time before its first token."""
+    moved = replace(summary, first_token_s=90.6 + seconds, finished_s=91.0 + seconds)
+    return replace(moved, **more)  # type: ignore[arg-type]
 
 
 def test_without_a_fault_all_is_well() -> None:
@@ -180,6 +209,54 @@ FAULTS = [
         "tier",
         "the disk tier of worker decode-1",
     ),
+    (
+        replace(with_queue(replace(QUEUE, queued=20)), tenants={"acme": 45, "lab": 5}),
+        "warning",
+        "greedy_tenant",
+        "tenant acme has 90% of the 50 requests that run or wait",
+    ),
+    (
+        with_ended(*[replace(ENDED, outcome="worker_lost")] * 5, *[ENDED] * 15),
+        "degraded",
+        "failing_requests",
+        "5 of the last 20 requests to llama failed, most of them with worker_lost",
+    ),
+    (
+        with_ended(*[late(ENDED, 2.0, prefill_done_s=92.5), late(ELSEWHERE, 2.0, prefill_done_s=92.5)] * 5),
+        "degraded",
+        "slow_first_tokens",
+        "requests to llama missed their promised time to first token; most of it was computing prompts",
+    ),
+    (
+        with_ended(*[late(ENDED, 2.0, prefill_done_s=92.5)] * 4, *[ELSEWHERE] * 8),
+        "degraded",
+        "slow_first_tokens",
+        "computing prompts, mostly on worker prefill-1",
+    ),
+    (
+        with_ended(*[late(ENDED, 2.0, pulled_s=2.0)] * 4, *[late(ELSEWHERE, 2.0, pulled_s=2.0)] * 6),
+        "degraded",
+        "slow_first_tokens",
+        "most of it was transferring KV",
+    ),
+    (
+        with_ended(*[replace(ENDED, finished_s=95.0), replace(ELSEWHERE, finished_s=95.0)] * 6),
+        "degraded",
+        "slow_tokens",
+        "missed their promised time between tokens; most of it was steps of engines",
+    ),
+    (
+        with_ended(*[BEFORE] * 20, *[replace(ENDED, usage=Usage(prompt_tokens=100, cached_tokens=5))] * 10),
+        "warning",
+        "cold_cache",
+        "the prefix caches of llama are cold: 5% of prompt tokens were cached in the last minute, 80% before",
+    ),
+    (
+        with_ended(*[replace(ENDED, reason=CROSS_ROLE)] * 6, *[ENDED] * 6),
+        "degraded",
+        "role_lost",
+        "6 of the last 12 requests to llama ran whole on one worker",
+    ),
     (replace(WELL, limits_shared=False), "degraded", "limits_not_shared", "Redis does not answer"),
     (replace(WELL, planner_inactive_s=31.0), "warning", "planner_inactive", "not answered for 31 s"),
     (replace(WELL, discovery_stale_s=90.0), "warning", "discovery_stale", "not been looked up for 90 s"),
@@ -230,6 +307,13 @@ def test_what_is_configured_or_passes_by_itself_is_no_problem() -> None:
         with_worker(replace(GOOD, load=EngineLoad(kv_usage=1.0))),
         with_queue(replace(QUEUE, queued=1, pressure=0.1)),
         with_pool(0, 0, 0),
+        with_ended(*[replace(ENDED, outcome="worker_lost")] * 5),
+        with_ended(*[replace(ENDED, outcome="client_closed")] * 50),
+        with_ended(*[late(ENDED, 2.0)], *[ENDED] * 19),
+        with_ended(*[replace(BEFORE, outcome="worker_lost")] * 50),
+        with_ended(*[BEFORE] * 20, *[replace(ENDED, usage=Usage(prompt_tokens=100, cached_tokens=50))] * 10),
+        replace(WELL, tenants={"acme": 50, "lab": 0}),
+        replace(with_queue(replace(QUEUE, queued=20)), tenants={"acme": 50}),
         replace(WELL, certificates={"c.pem": 90 * DAY_S}, limits_shared=True, discovery_stale_s=5.0),
     ]
     assert [problems_of(facts) for facts in fine] == [[]] * len(fine)

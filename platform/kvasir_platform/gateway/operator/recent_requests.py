@@ -1,0 +1,139 @@
+"""What the requests that ended in the last minute say is wrong: which promise they broke, what took the time,
+and whether that was on one worker. A pure function, for the verdict on a deployment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvasir.ports.router import RequestSummary
+from kvasir.ports.routing import CROSS_ROLE
+from kvasir.telemetry.missed_slo import SloMiss, slo_miss
+from kvasir_platform.gateway.openai.schema.operation import StatusProblem
+
+_RECENT_S = 60.0
+_LEAST = 10
+"""Requests from which there is something to say."""
+_SHARE = 0.1
+"""The share of requests that break a promise from which it is a problem."""
+_ON_ONE = 0.7
+"""The share of the misses on one worker from which it is named, if it serves less than that of all."""
+_WARM = 0.1
+"""The hit rate from which a cache is said to have been warm."""
+_COLDER = 0.5
+"""A cache is cold below this fraction of its earlier hit rate: as the alert's."""
+_TTFT: Mapping[str, tuple[str, str]] = {
+    "queue": (
+        "waiting for a worker",
+        "add workers (`kvasir scale POOL=N`), or find who sends so much: `kvasir top`",
+    ),
+    "tier": (
+        "reading KV from a tier",
+        "check the disk or the Redis of `tiers`; `kvasir get workers` names it",
+    ),
+    "prefill": (
+        "computing prompts",
+        "add workers that prefill, or see whose prompts are long: `kvasir tail --slow`",
+    ),
+    "transfer": ("transferring KV", "check the link between the workers, and their logs; docs/TOPOLOGY.md"),
+    "decode": ("the first step of decoding", "add workers that decode, or lower their `engine.max_num_seqs`"),
+}
+_ITL: Mapping[str, tuple[str, str]] = {
+    "decode": ("steps of engines", "add workers that decode, or lower their `engine.max_num_seqs`"),
+    "moved": ("continuing on other workers", "see which workers are lost, and why: `kvasir get workers`"),
+}
+"""By the cause of a miss: what takes the time, and the remedy."""
+
+
+def problems_of_requests(ended: Sequence[RequestSummary], now: float) -> Iterator[StatusProblem]:
+    """Yield what is wrong with each model. `ended` are the requests that ended last, in any order, and `now`
+    reads the clock of their times."""
+    by_model: dict[str, tuple[list[RequestSummary], list[RequestSummary]]] = {}
+    for summary in ended:
+        earlier, recent = by_model.setdefault(summary.model, ([], []))
+        (recent if now - summary.finished_s <= _RECENT_S else earlier).append(summary)
+    for model, (earlier, recent) in by_model.items():
+        if len(recent) >= _LEAST:
+            yield from _misses(model, recent)
+            yield from _cold(model, earlier, recent)
+            yield from _cross_role(model, recent)
+
+
+def _misses(model: str, recent: Sequence[RequestSummary]) -> Iterator[StatusProblem]:
+    judged = [each for each in recent if each.slo_met is not None]
+    found = [(each, miss) for each in judged if (miss := slo_miss(each)) is not None]
+    for promise in ("success", "ttft", "itl"):
+        missed = [each for each in found if each[1].promise == promise]
+        if missed and len(missed) >= _SHARE * len(judged):
+            share = f"{len(missed):,} of the last {len(judged):,} requests to {model}"
+            yield (
+                _failing(model, share, missed)
+                if promise == "success"
+                else _slow(model, share, missed, recent)
+            )
+
+
+def _failing(model: str, share: str, missed: Sequence[tuple[RequestSummary, SloMiss]]) -> StatusProblem:
+    outcome, _ = Counter(summary.outcome for summary, _ in missed).most_common(1)[0]
+    remedy = f"docs/errors.md explains `{outcome}`; see the requests: `kvasir tail --failed`"
+    text = f"{share} failed, most of them with {outcome}"
+    return StatusProblem("degraded", "failing_requests", model, text, remedy)
+
+
+def _slow(
+    model: str,
+    share: str,
+    missed: Sequence[tuple[RequestSummary, SloMiss]],
+    recent: Sequence[RequestSummary],
+) -> StatusProblem:
+    promise = missed[0][1].promise
+    cause, _ = Counter(miss.cause for _, miss in missed).most_common(1)[0]
+    takes, remedy = (_TTFT if promise == "ttft" else _ITL)[cause]
+    what = "time to first token" if promise == "ttft" else "time between tokens"
+    text = f"{share} missed their promised {what}; most of it was {takes}"
+    worker = _one_worker([miss for _, miss in missed], recent)
+    if worker is not None:
+        text += f", mostly on worker {worker}"
+        remedy = f"read its log (`kvasir logs {worker}`), and take it out: `kvasir drain {worker}`"
+    code = "slow_first_tokens" if promise == "ttft" else "slow_tokens"
+    return StatusProblem("degraded", code, model if worker is None else worker, text, remedy)
+
+
+def _one_worker(misses: Sequence[SloMiss], recent: Sequence[RequestSummary]) -> str | None:
+    """Return the worker with most of the misses, unless it serves most requests anyway."""
+    (worker, count), *_ = Counter(miss.worker for miss in misses).most_common(1)
+    if worker is None or count < _ON_ONE * len(misses):
+        return None
+    served = sum(worker in (each.prefill_worker, each.decode_worker) for each in recent)
+    return worker if served < _ON_ONE * len(recent) else None
+
+
+def _cold(
+    model: str, earlier: Sequence[RequestSummary], recent: Sequence[RequestSummary]
+) -> Iterator[StatusProblem]:
+    if len(earlier) < _LEAST:
+        return
+    before, after = _hit_rate(earlier), _hit_rate(recent)
+    if before >= _WARM and after < _COLDER * before:
+        text = (
+            f"the prefix caches of {model} are cold: {after:.0%} of prompt tokens were cached in the last "
+            f"minute, {before:.0%} before"
+        )
+        remedy = "see whether workers restarted: `kvasir get workers`; else what prompts share has changed"
+        yield StatusProblem("warning", "cold_cache", model, text, remedy)
+
+
+def _hit_rate(requests: Sequence[RequestSummary]) -> float:
+    prompt = sum(each.usage.prompt_tokens for each in requests)
+    return sum(each.usage.cached_tokens for each in requests) / prompt if prompt else 0.0
+
+
+def _cross_role(model: str, recent: Sequence[RequestSummary]) -> Iterator[StatusProblem]:
+    count = sum(each.reason == CROSS_ROLE for each in recent)
+    if count >= _SHARE * len(recent):
+        text = (
+            f"{count:,} of the last {len(recent):,} requests to {model} ran whole on one worker, because "
+            "none of the right role served"
+        )
+        remedy = "see which pool has no worker, and why: `kvasir get workers`"
+        yield StatusProblem("degraded", "role_lost", model, text, remedy)
