@@ -120,6 +120,7 @@ pages: install-dev ## generate the parts of docs/ that come from the code
 	@page=$$($(BIN)/python -m kvasir.telemetry.reasons < docs/errors.md) && printf '%s\n' "$$page" > docs/errors.md
 	@$(BIN)/python -m kvasir_platform.gateway.openapi.document > docs/openapi.json
 	@$(BIN)/python -m kvasir.telemetry.reference > docs/METRICS.md
+	@$(BIN)/python -m kvasir_platform.dashboards.files helm/kvasir/files/dashboards
 	@$(BIN)/python helm/values_pages.py
 
 console: $(CONSOLE_BUILD)/.installed ## build the web console from its sources (needs node 20 and npm)

@@ -1,7 +1,8 @@
-"""The page of metrics is that of the code, and alerts name metrics and labels that exist."""
+"""The page of metrics is that of the code; alerts and dashboards name metrics and labels that exist."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,28 +10,22 @@ from typing import Any
 import pytest
 import yaml
 from tests.architecture.test_pages import anchors, every_series
+from tests.kit.observability.promql import metrics_in, wrong_names
 
+from kvasir.core.errors import ConfigError
 from kvasir.telemetry.reference import definitions, page
+from kvasir_platform.dashboards.expressions import gauge, quantile, rate, series
+from kvasir_platform.dashboards.files import DASHBOARDS, dashboard_files
 
 ROOT = Path(__file__).resolve().parents[2]
-ALERTS: list[dict[str, Any]] = yaml.safe_load(
-    (ROOT / "helm" / "kvasir" / "files" / "alerts.yaml").read_text()
-)
-LABELS = {metric.name: set(metric.labels) for metric in definitions()}
-SELECTED = re.compile(r"(kvasir_\w+)\{ONLY(?:,([^}]*))?\}")
+FILES = ROOT / "helm" / "kvasir" / "files"
+RUNBOOK = ROOT / "docs" / "RUNBOOK.md"
+ALERTS: list[dict[str, Any]] = yaml.safe_load((FILES / "alerts.yaml").read_text())
+LABELS = {metric.name: frozenset(metric.labels) for metric in definitions()}
 
 
 def named(alert: dict[str, Any]) -> str:
     return str(alert["alert"])
-
-
-def family_of(series: str) -> str:
-    """The metric of a series, which may be a part of a histogram."""
-    return series if series in LABELS else re.sub(r"_(bucket|sum|count)$", "", series)
-
-
-def grouped(expression: str) -> list[set[str]]:
-    return [set(re.split(r"\s*,\s*", labels)) for labels in re.findall(r"by \(([^)]*)\)", expression)]
 
 
 def test_the_page_is_that_of_the_code() -> None:
@@ -51,21 +46,89 @@ def test_each_metric_says_what_it_means_and_is_named_once() -> None:
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
 def test_an_alert_names_metrics_and_labels_that_exist(alert: dict[str, Any]) -> None:
     expression = alert["expr"]
-    selected = SELECTED.findall(expression)
-    assert len(selected) == len(re.findall(r"\bkvasir_\w+", expression)), (
-        "a metric without the release's labels"
-    )
-    for series, matchers in selected:
-        labels = LABELS[family_of(series)] | ({"le"} if series.endswith("_bucket") else set())
-        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
-            assert label in labels, f"{series} has no label {label}"
-        for by in grouped(expression):
-            assert by <= labels, f"{series} is grouped by {by - labels}"
+    assert metrics_in(expression)
+    assert len(metrics_in(expression)) == expression.count("{ONLY"), "a metric without the release's labels"
+    assert wrong_names(re.sub(r"\{ONLY,?", "{", expression), LABELS) == []
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=named)
 def test_an_alert_has_the_labels_that_its_summary_names_and_a_section_to_read(alert: dict[str, Any]) -> None:
     used = set(re.findall(r"\$labels\.(\w+)", alert["summary"]))
-    assert all(used <= by for by in grouped(alert["expr"])), used
-    assert not used or grouped(alert["expr"])
-    assert alert["section"] in anchors(ROOT / "docs" / "RUNBOOK.md")
+    first = re.match(
+        r"[a-z_]+ by \(([^)]*)\)|(?:histogram_quantile\([^,]*, )?sum by \(([^)]*)\)", alert["expr"]
+    )
+    kept = set() if first is None else set(re.split(r"\s*,\s*", first[1] or first[2]))
+    assert used <= kept, used
+    assert alert["section"] in anchors(RUNBOOK)
+
+
+def test_the_runbook_lists_each_alert_with_the_section_that_it_links_to() -> None:
+    rows = re.findall(
+        r"^\| (`Kvasir[^|]*) \| \[[^]]*\]\(#([\w-]+)\) \|$", RUNBOOK.read_text("utf-8"), re.MULTILINE
+    )
+    listed = {name: section for names, section in rows for name in re.findall(r"`(\w+)`", names)}
+    assert listed == {alert["alert"]: alert["section"] for alert in ALERTS}
+
+
+def test_a_name_that_does_not_exist_is_found() -> None:
+    queued = "kvasir_admission_queued"
+    assert wrong_names(f"sum by (model) ({queued})", LABELS) == []
+    assert wrong_names(f"sum by (pool) ({queued})", LABELS) == [
+        f"{queued} is grouped by pool, which it lacks"
+    ]
+    assert wrong_names(f'{queued}{{pool="p"}} > 0', LABELS) == [f"{queued} has no label pool"]
+    assert wrong_names("rate(kvasir_lost_total[5m])", LABELS) == ["there is no series kvasir_lost_total"]
+
+
+# -- dashboards -----------------------------------------------------------------------------------
+
+
+EXPRESSIONS = [
+    pytest.param(query.expression, id=f"{board.uid}: {panel.title}")
+    for board in DASHBOARDS
+    for row in board.rows
+    for panel in row.panels
+    for query in panel.queries
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_a_dashboard_names_metrics_and_labels_that_exist(expression: str) -> None:
+    assert metrics_in(expression)
+    assert wrong_names(expression, LABELS) == []
+    assert expression.count('job=~"$job"') == len(metrics_in(expression))
+
+
+def test_an_expression_of_what_does_not_exist_cannot_be_made() -> None:
+    with pytest.raises(ConfigError, match="no metric kvasir_lost"):
+        rate("kvasir_lost_total")
+    with pytest.raises(ConfigError, match="has no label pool"):
+        gauge("kvasir_admission_queued", "pool")
+    with pytest.raises(ConfigError, match="is a gauge"):
+        rate("kvasir_admission_queued")
+    with pytest.raises(ConfigError, match="is no gauge"):
+        gauge("kvasir_requests_total")
+    with pytest.raises(ConfigError, match="has no label worker"):
+        quantile(0.5, "kvasir_prefill_seconds", "worker")
+    with pytest.raises(ConfigError, match="is a counter"):
+        series("kvasir_requests_total", "_bucket")
+
+
+def test_the_files_are_those_of_the_code() -> None:
+    written = {path.name: path.read_text("utf-8") for path in (FILES / "dashboards").glob("*.json")}
+    assert written == dashboard_files(), "run `make pages`"
+
+
+@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.uid)
+def test_panels_do_not_overlap_and_variables_are_declared(board: Any) -> None:
+    made = json.loads(dashboard_files()[f"{board.uid}.json"])
+    taken: set[tuple[int, int]] = set()
+    for panel in made["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(made["panels"]))) - {"__rate_interval"}
+    assert used == {variable["name"] for variable in made["templating"]["list"]}

@@ -15,6 +15,7 @@ from tests.helm.rendering import (
     RELEASE,
     Object,
     Release,
+    dashboards,
     everything,
     example,
     golden_text,
@@ -310,3 +311,20 @@ def test_the_startup_probe_of_a_worker_reads_what_its_replica_writes() -> None:
             next(each["mountPath"] for each in container["volumeMounts"] if each["name"] == "tmp")
         )
         assert container["readinessProbe"]["grpc"] == {"port": 7002}
+
+
+def test_dashboards_are_loaded_by_the_label_of_grafanas_sidecar() -> None:
+    shown = {
+        "enabled": True,
+        "labels": {"grafana_dashboard": "yes"},
+        "annotations": {"grafana_folder": "LLM"},
+    }
+    made = dashboards(render({"monitoring": {"dashboards": shown}}))
+    files = {path.name: path.read_text("utf-8") for path in (CHART / "files" / "dashboards").glob("*.json")}
+    assert {name: text for each in made for name, text in each["data"].items()} == {
+        name: text.rstrip("\n") for name, text in files.items()
+    }
+    for each in made:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "yes"
+        assert each["metadata"]["annotations"] == {"grafana_folder": "LLM"}
+    assert dashboards(render()) == []

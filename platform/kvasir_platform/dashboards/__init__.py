@@ -1,0 +1,1 @@
+"""Grafana dashboards of a deployment, as code."""
