@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
-from tests.kit.cluster.api_server import ApiServer, Fault, api_server
+from tests.kit.cluster.api_server import ApiServer, Fault
 from tests.kit.cluster.slices import Pod, endpoint_slice
 
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir_platform.cluster.kubernetes.access import Access
 from kvasir_platform.cluster.kubernetes.pod_logs import PodLogQuery, pod_log
 from kvasir_platform.cluster.kubernetes.slices import slices_of
-
-
-@pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
-    async with api_server(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def access(server: ApiServer, tmp_path: Path) -> Access:
-    return Access(server.host, server.port, server.write_credentials(tmp_path / "account"))
 
 
 async def lines(access: Access, query: PodLogQuery) -> list[str]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
-from tests.kit.cluster.api_server import ApiServer, Fault, api_server
+from tests.kit.cluster.api_server import ApiServer, Fault
 from tests.kit.cluster.slices import Pod, endpoint_slice
 
 from kvasir.core.errors import ConfigError, UpstreamError
@@ -17,17 +13,6 @@ from kvasir_platform.cluster.kubernetes.slices import slices_of
 
 SERVICE = "kvasir-router"
 SLICES = slices_of("default")
-
-
-@pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
-    async with api_server(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def access(server: ApiServer, tmp_path: Path) -> Access:
-    return Access(server.host, server.port, server.write_credentials(tmp_path / "account"))
 
 
 async def test_every_ready_router_is_named_once_in_order(server: ApiServer, access: Access) -> None:
