@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from itertools import combinations
 
 import pytest
 
-from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Sampling
 from kvasir_platform.sim.chaos.checks import broken_streams
@@ -24,6 +24,7 @@ LOSSES = [
     *((pair, apart_s) for pair in combinations(WORKERS, 2) for apart_s in (0.0, 0.7)),
 ]
 """The workers that are lost, and how many seconds one after the other."""
+three_workers = partial(deployment, prefill=1, decode=2)
 LONG = Sampling(max_tokens=500, temperature=0.0, ignore_eos=True)
 LONGEST_GAP_S = 3.0
 NOBODY: frozenset[str] = frozenset()
@@ -45,10 +46,6 @@ async def give_back(cluster: Cluster, worker_id: str, kind: str) -> None:
         cluster.faults.thaw(worker_id)
     else:
         cluster.faults.heal(worker_id)
-
-
-def three_workers(**routing: object) -> Deployment:
-    return deployment(prefill=1, decode=2, **routing)  # type: ignore[arg-type]  # by name
 
 
 @pytest.mark.parametrize("kind", ["kill", "freeze", "partition"])
