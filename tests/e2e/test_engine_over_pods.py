@@ -3,9 +3,6 @@ vLLM: if one pod ends or is replaced, the whole engine stops gracefully."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,21 +12,19 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-import yaml
-from tests.e2e.test_cluster_pods import (
+from tests.kit.cluster.pods import (
     HEAD,
     HEALTH,
     NEW,
     OLD,
     PATIENCE_S,
     SESSION,
-    Cluster,
-    _free_port,
-    _health,
-    _serves,
-    _stream,
+    PodCluster,
+    health,
+    pod_cluster,
+    serves,
+    stream_text,
 )
-from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line
 
 pytestmark = [
@@ -72,28 +67,15 @@ APART = SPEC | {
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PodCluster]:
     """The head of a release with pools whose engines are over two pods each, without pods."""
     spec: dict[str, Any] = getattr(request, "param", SPEC)
-    folder = Path(tempfile.mkdtemp(prefix="kv", dir="/tmp"))
-    password = secrets.token_hex(16)
-    with RedisServer(tmp_path, "--requirepass", password, password=password) as redis:
-        (folder / "redis-password").write_text(password)
-        made = Cluster(folder, redis, _free_port(HEAD))
-        made.spec_file.write_text(yaml.safe_dump(spec))
-        made.set_desired_pods(**{pool["name"]: OLD for pool in spec["pools"]})
-        (folder / "token").write_text(secrets.token_hex(16))
-        (folder / "ray-token").write_text(secrets.token_hex(32))
-        try:
-            made.head()
-            made.until(lambda: bool(made.events("head", "ray")), "Ray's head accepts drivers")
-            yield made
-        finally:
-            made.close()
-            shutil.rmtree(folder, ignore_errors=True)
+    with pod_cluster(tmp_path, spec) as made:
+        made.first_head()
+        yield made
 
 
-def _follower(cluster: Cluster, ip: str, template: str, pool: str = "wide") -> None:
+def _follower(cluster: PodCluster, ip: str, template: str, pool: str = "wide") -> None:
     command = (
         f"ray start  --address={HEAD}:{cluster.port}  --block  --node-ip-address={ip}  --num-cpus=1 "
         "--object-store-memory=83886080  --min-worker-port=0  --max-worker-port=0 "
@@ -102,7 +84,7 @@ def _follower(cluster: Cluster, ip: str, template: str, pool: str = "wide") -> N
     cluster.pod(ip, ip, command, "kvasir_platform.apps.worker_pod", "--grace-s=80")
 
 
-def _started(cluster: Cluster, ip: str) -> None:
+def _started(cluster: PodCluster, ip: str) -> None:
     """One after another: nodes on one machine compete for its files while they start."""
     log = cluster.folder / f"{ip}.log"
     cluster.until(lambda: "Ray runtime started" in log.read_text(errors="replace"), f"Ray runs in {ip}")
@@ -113,50 +95,48 @@ def _in_flight(url: str) -> int:
     return sum(worker["in_flight"] for worker in workers)
 
 
-def test_both_pods_of_an_engine_come_and_go_together_and_in_good_order(cluster: Cluster) -> None:
+def test_both_pods_of_an_engine_come_and_go_together_and_in_good_order(cluster: PodCluster) -> None:
     cluster.worker("wide", FIRST)
     _started(cluster, FIRST)
     _follower(cluster, SECOND, OLD)
-    cluster.until(partial(_serves, FIRST), "the engine serves at its first pod")
-    assert _health(SECOND) is None
+    cluster.until(partial(serves, FIRST), "the engine serves at its first pod")
+    assert health(SECOND) is None
     url = cluster.router()
-    cluster.until(lambda: httpx.get(f"{url}/health/ready").status_code == 200, "the router is ready")
-    expected, long = _stream(url), _stream(url, LONG)
+    expected, long = stream_text(url), stream_text(url, LONG)
 
     # Kubernetes stops the second pod during a stream, which no other engine could continue.
     with ThreadPoolExecutor(1) as beside:
-        streamed = beside.submit(_stream, url, LONG)
+        streamed = beside.submit(stream_text, url, LONG)
         cluster.until(lambda: _in_flight(url) == 1, "a stream is there")
         assert cluster.end(SECOND) == 0
         assert streamed.result() == long
     # KubeRay creates another pod.
     _follower(cluster, SECOND, OLD)
-    cluster.until(partial(_serves, FIRST), "the engine serves again")
+    cluster.until(partial(serves, FIRST), "the engine serves again")
 
     # Pods of another template exist beside those: the engine moves, and both old pods end.
     cluster.set_desired_pods(wide=NEW)
     cluster.worker("wide", FIRST_ANEW, NEW)
     _started(cluster, FIRST_ANEW)
     _follower(cluster, SECOND_ANEW, NEW)
-    cluster.until(partial(_serves, FIRST_ANEW), "the engine serves in the other pods")
+    cluster.until(partial(serves, FIRST_ANEW), "the engine serves in the other pods")
     for ip in (FIRST, SECOND):
         assert cluster.processes[ip].wait(PATIENCE_S) == 0
         assert cluster.events(ip, "left")
-    assert _stream(url) == expected
+    assert stream_text(url) == expected
 
 
 @pytest.mark.parametrize("cluster", [APART], indirect=True)
-def test_each_rank_hands_its_heads_over_at_the_address_of_its_own_pod(cluster: Cluster) -> None:
+def test_each_rank_hands_its_heads_over_at_the_address_of_its_own_pod(cluster: PodCluster) -> None:
     cluster.worker("prefill", FIRST)
     _started(cluster, FIRST)
     _follower(cluster, SECOND, OLD, "prefill")
     _started(cluster, SECOND)
     cluster.worker("decode", THIRD)
     for ip in (FIRST, THIRD):
-        cluster.until(partial(_serves, ip), f"the engine serves at {ip}")
+        cluster.until(partial(serves, ip), f"the engine serves at {ip}")
     url = cluster.router()
-    cluster.until(lambda: httpx.get(f"{url}/health/ready").status_code == 200, "the router is ready")
-    assert _stream(url) == _stream(url)
+    assert stream_text(url) == stream_text(url)
     series = dict(line.rsplit(" ", 1) for line in httpx.get(f"{url}/metrics").text.splitlines())
     moved = [float(value) for name, value in series.items() if "transferred_bytes_total{" in name]
     assert sum(moved) > 0

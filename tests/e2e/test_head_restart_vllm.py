@@ -3,32 +3,22 @@ test_cluster_pods: a restarted control process takes over the same processes, an
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import yaml
-from tests.e2e.test_cluster_pods import (
+from tests.kit.cluster.pods import (
     DECODE,
-    HEAD,
     HEALTH,
-    OLD,
     PATIENCE_S,
     PREFILL,
     SESSION,
-    Cluster,
-    _free_port,
-    _load,
-    _serves,
-    _stream,
+    PodCluster,
+    pod_cluster,
+    steady_load,
+    stream_text,
 )
-from tests.kit.lab.redis_server import RedisServer
 
 pytestmark = [
     pytest.mark.soak,
@@ -58,31 +48,20 @@ KILLS = 2
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[PodCluster]:
     """A release of two pools, without pods. Its Redis has a volume."""
-    folder = Path(tempfile.mkdtemp(prefix="kv", dir="/tmp"))
-    password = secrets.token_hex(16)
-    options = ("--requirepass", password, "--appendonly", "yes", "--dir", str(tmp_path))
-    with RedisServer(tmp_path, *options, password=password) as redis:
-        (folder / "redis-password").write_text(password)
-        made = Cluster(folder, redis, _free_port(HEAD))
-        made.spec_file.write_text(yaml.safe_dump(SPEC))
-        made.set_desired_pods(prefill=OLD, decode=OLD)
-        (folder / "token").write_text(secrets.token_hex(16))
-        (folder / "ray-token").write_text(secrets.token_hex(32))
-        try:
-            yield made
-        finally:
-            made.close()
-            shutil.rmtree(folder, ignore_errors=True)
+    with pod_cluster(tmp_path, SPEC, "--appendonly", "yes", "--dir", str(tmp_path)) as made:
+        yield made
 
 
-def test_engines_outlive_the_head_and_its_redis_and_no_stream_fails(cluster: Cluster) -> None:
-    url = start(cluster)
-    expected = _stream(url)
+def test_engines_outlive_the_head_and_its_redis_and_no_stream_fails(cluster: PodCluster) -> None:
+    cluster.first_head()
+    cluster.first_workers({"prefill": PREFILL, "decode": DECODE})
+    url = cluster.router()
+    expected = stream_text(url)
     engines = {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)}
     assert None not in engines.values()
-    with _load(url, expected):
+    with steady_load(url, expected):
         for _ in range(KILLS):
             cluster.kill("head")
             restarted(cluster)
@@ -94,20 +73,7 @@ def test_engines_outlive_the_head_and_its_redis_and_no_stream_fails(cluster: Clu
     assert {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)} == engines
 
 
-def start(cluster: Cluster) -> str:
-    """Start the pods; return the router's address once it is ready."""
-    cluster.head()
-    cluster.until(lambda: bool(cluster.events("head", "ray")), "Ray's head accepts drivers")
-    for pool, ip in (("prefill", PREFILL), ("decode", DECODE)):
-        # One after another: nodes on one machine compete for its files while they start.
-        cluster.worker(pool, ip)
-        cluster.until(partial(_serves, ip), f"the pod of {pool} is ready")
-    url = cluster.router()
-    cluster.until(lambda: httpx.get(f"{url}/health/ready").status_code == 200, "the router is ready")
-    return url
-
-
-def restarted(cluster: Cluster) -> None:
+def restarted(cluster: PodCluster) -> None:
     """Restart the head as KubeRay does, also when it ends again, until the pools are taken over."""
     cluster.head()
 
