@@ -1,4 +1,4 @@
-"""Rate limits shared by several routers in Redis: the only module of the gateway that uses its client.
+"""Rate limits shared by several routers in Redis.
 
 Queued requests are sent together, one batch at a time, over one connection; the next batch is gathered
 meanwhile. Each request is one script, so that no two routers grant the same token. The server's clock is
@@ -9,25 +9,25 @@ grants; a request waits for an unavailable server once, and no other does until 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
-
-from redis import exceptions
-from redis.asyncio.connection import Connection, SSLConnection
-from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
-from redis.retry import Retry
 
 from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.ports.clock import Clock
 from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.limit_scripts import BEAT, SETTLE, TAKE
 from kvasir_platform.gateway.tenants.memory_limits import LIMITS, MemoryLimits, check_amount
+from kvasir_platform.gateway.tenants.redis_connection import (
+    RedisCommand,
+    RedisConnection,
+    RedisFailure,
+    connected,
+    deadline,
+    exchange,
+    where,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -35,13 +35,8 @@ _MAX_WAITING = 10_000
 _RETRY_S = 1.0
 _BEAT_S = 5.0
 _CONNECT_S = 2.0
-_GRACE_S = 0.005
-"""After its deadline a batch still takes responses that have arrived already: the loop may have been late
-itself."""
 _MICRO = 1e6
 _PING = (b"PING",)
-
-_Command = tuple[Any, ...]
 
 
 class _Take(NamedTuple):
@@ -109,9 +104,9 @@ class RedisLimits:
         try:
             while True:
                 try:
-                    async with self._connected() as connection:
+                    async with connected(self._spec, _CONNECT_S) as connection:
                         await self._serve(connection)
-                except (exceptions.RedisError, OSError) as error:
+                except (RedisFailure, OSError) as error:
                     self._lost(error)
                 await self._clock.sleep(_RETRY_S)
         finally:
@@ -127,12 +122,12 @@ class RedisLimits:
         self.local_decisions += 1
         asked.then(self._local.decide(asked.tenant, asked.quota, asked.tokens))
 
-    async def _serve(self, connection: Connection) -> None:
-        async with self._deadline(_CONNECT_S):
+    async def _serve(self, connection: RedisConnection) -> None:
+        async with deadline(_CONNECT_S):
             scripts = [("SCRIPT", "LOAD", script) for script in (TAKE, SETTLE, BEAT)]
-            self._scripts = await _exchange(connection, scripts)
+            self._scripts = await exchange(connection, scripts)
             # The server's state of this router may date from before the connection was lost.
-            await _exchange(connection, self._beats(self._local.tenants()) or [_PING])
+            await exchange(connection, self._beats(self._local.tenants()) or [_PING])
         self._found()
         beat_s = self._clock.now() + _BEAT_S
         loop = asyncio.get_running_loop()
@@ -143,7 +138,7 @@ class RedisLimits:
             finally:
                 timer.cancel()
             self._wake.clear()
-            first: list[_Command] = []
+            first: list[RedisCommand] = []
             if self._clock.now() >= beat_s:
                 beat_s = self._clock.now() + _BEAT_S
                 running = {tenant for tenant in self._local.tenants() if self._local.running(tenant)}
@@ -151,13 +146,13 @@ class RedisLimits:
                 self._asked.clear()
             await self._send(connection, first)
 
-    async def _send(self, connection: Connection, first: list[_Command]) -> None:
+    async def _send(self, connection: RedisConnection, first: list[RedisCommand]) -> None:
         batch, self._waiting = self._waiting, deque()
         if not batch and not first:
             return
         try:
-            async with self._deadline(self._spec.timeout_s):
-                replies = await _exchange(connection, [*first, *map(self._command, batch)])
+            async with deadline(self._spec.timeout_s):
+                replies = await exchange(connection, [*first, *map(self._command, batch)])
         except BaseException:
             self._fall_back(batch)
             raise
@@ -165,7 +160,7 @@ class RedisLimits:
             if isinstance(asked, _Take):
                 self._answer(asked, reply)
 
-    def _command(self, asked: _Take | _End) -> _Command:
+    def _command(self, asked: _Take | _End) -> RedisCommand:
         quota = asked.quota
         self._asked.add(asked.tenant)
         limits = (quota.requests_per_min or 0, quota.tokens_per_min or 0)
@@ -175,7 +170,7 @@ class RedisLimits:
             script, rest = self._scripts[1], (*limits, asked.requests, asked.tokens)
         return ("EVALSHA", script, 1, self._key(asked.tenant), self._replica, *rest)
 
-    def _beats(self, tenants: Sequence[str]) -> list[_Command]:
+    def _beats(self, tenants: Sequence[str]) -> list[RedisCommand]:
         """The running requests of this router as of before its queued reports."""
         ending = Counter(each.tenant for each in self._waiting if isinstance(each, _End))
         return [
@@ -208,7 +203,7 @@ class RedisLimits:
         self.shared = True
         if self._warned:
             self._warned = False
-            _log.warning("rate limits are shared through Redis again", extra={"redis": self._where()})
+            _log.warning("rate limits are shared through Redis again", extra={"redis": where(self._spec)})
 
     def _lost(self, error: Exception) -> None:
         self._fall_back(())
@@ -216,7 +211,7 @@ class RedisLimits:
             self._warned = True
             _log.error(
                 "rate limits: Redis is unavailable; each router counts alone until it responds",
-                extra={"redis": self._where(), "reason": str(error) or type(error).__name__},
+                extra={"redis": where(self._spec), "reason": str(error) or type(error).__name__},
             )
 
     def _fall_back(self, batch: Sequence[_Take | _End]) -> None:
@@ -226,66 +221,3 @@ class RedisLimits:
         for asked in left:
             if isinstance(asked, _Take):
                 self._decide_alone(asked)
-
-    @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
-        connection = _connection(self._spec)
-        try:
-            async with self._deadline(_CONNECT_S):
-                await connection.connect()  # type: ignore[no-untyped-call]
-            yield connection
-        finally:
-            await connection.disconnect(nowait=True)
-
-    @contextlib.asynccontextmanager
-    async def _deadline(self, seconds: float) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(None) as scope:
-                timer = loop.call_later(seconds, lambda: scope.reschedule(loop.time() + _GRACE_S))
-                try:
-                    yield
-                finally:
-                    timer.cancel()
-        except TimeoutError:
-            raise exceptions.TimeoutError(f"no answer within {seconds:g} s") from None
-
-    def _where(self) -> str:
-        url = urlsplit(self._spec.url)
-        return f"{url.hostname}:{url.port or 6379}"
-
-
-class _Credentials(CredentialProvider):
-    """Read for every connection, so that a password can be changed."""
-
-    def __init__(self, spec: LimitsRedisSpec) -> None:
-        self._spec = spec
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        path = self._spec.password_file
-        password = Path(path).read_text(encoding="utf-8").strip() if path is not None else ""
-        return (password,) if self._spec.username is None else (self._spec.username, password)
-
-
-def _connection(spec: LimitsRedisSpec) -> Connection:
-    url = urlsplit(spec.url)
-    logs_in = spec.username is not None or spec.password_file is not None
-    options: dict[str, Any] = {
-        "host": url.hostname or "",
-        "port": url.port or 6379,
-        "db": int(url.path.lstrip("/") or 0),
-        "credential_provider": _Credentials(spec) if logs_in else None,
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-        "driver_info": None,
-    }
-    if spec.url.startswith("rediss:"):
-        return SSLConnection(ssl_ca_certs=spec.ca_file, ssl_check_hostname=True, **options)
-    return Connection(**options)
-
-
-async def _exchange(connection: Connection, commands: Sequence[_Command]) -> list[Any]:
-    """Send all commands, then read their responses. Raise RedisError, including for a refusal by the
-    server."""
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-    return [await connection.read_response() for _ in commands]
