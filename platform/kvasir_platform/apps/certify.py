@@ -13,16 +13,13 @@ from __future__ import annotations
 import argparse
 import base64
 import http.client
-import json
 import os
-import ssl
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -39,6 +36,7 @@ from kvasir.wire.tls import TlsNames
 from kvasir_platform.apps.common.peer_tls import tls_names
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, Authority, worker_file
 from kvasir_platform.cluster.kubernetes.access import Access
+from kvasir_platform.cluster.kubernetes.objects import KubernetesObjects
 
 SIGNER, NEXT, BEFORE = "signer.pem", "next.pem", "before.pem"
 """Keys of the authority's Secret: the signing authority, its successor, and the authorities of unexpired
@@ -48,8 +46,6 @@ RENEW_AT = 2 / 3
 BACKDATE_S = 300.0
 # The kubelet updates a changed Secret in all pods within minutes.
 KNOWN_AFTER_S = 3600.0
-TIMEOUT_S = 30.0
-MAX_ANSWER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +86,11 @@ class Secrets:
     """The Secrets of the pod's own namespace, one request each. Every method raises ConfigError."""
 
     def __init__(self, access: Access) -> None:
-        self._access = access
-        self._folder = f"/api/v1/namespaces/{quote(access.namespace(), safe='')}/secrets/"
+        self._objects = KubernetesObjects(access, "/api/v1", "secrets")
 
     def read(self, name: str) -> tuple[dict[str, bytes], str]:
         """Return its data, and its version."""
-        answer = self._ask("GET", name, None)
+        answer = _granted("GET", name, *self._objects.get(name))
         data = {key: base64.b64decode(value) for key, value in (answer.get("data") or {}).items()}
         return data, answer["metadata"]["resourceVersion"]
 
@@ -103,35 +98,17 @@ class Secrets:
         """Replace its data, if it has not changed since it was read as `was` at `version`."""
         values: dict[str, str | None] = {key: None for key in was if key not in data}
         values |= {key: base64.b64encode(value).decode("ascii") for key, value in data.items()}
-        self._ask("PATCH", name, {"metadata": {"resourceVersion": version}, "data": values})
+        change = {"metadata": {"resourceVersion": version}, "data": values}
+        _granted("PATCH", name, *self._objects.patch(name, change))
 
-    def _ask(self, method: str, name: str, change: object) -> dict[str, Any]:
-        access = self._access
-        try:
-            connection = http.client.HTTPSConnection(
-                access.host, access.port, timeout=TIMEOUT_S, context=access.context()
-            )
-            headers = {"Authorization": f"Bearer {access.token()}", "Accept": "application/json"}
-            if change is not None:
-                headers["Content-Type"] = "application/merge-patch+json"
-            body = None if change is None else json.dumps(change)
-            try:
-                connection.request(method, self._folder + quote(name, safe=""), body, headers)
-                answer = connection.getresponse()
-                text = answer.read(MAX_ANSWER_BYTES)
-            finally:
-                connection.close()
-            content = json.loads(text)
-        except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
-            raise ConfigError(f"the API server at {access.host}:{access.port}: {error}") from error
-        if answer.status != http.client.OK:
-            raise ConfigError(
-                f"the API server refused to {method} the Secret {name} ({answer.status}): "
-                f"{content.get('message', '')}; the chart gives this pod the right to get and patch it"
-            )
-        if not isinstance(content, dict):
-            raise ConfigError(f"the API server's response for the Secret {name} is not an object")
-        return content
+
+def _granted(method: str, name: str, status: int, answer: dict[str, Any]) -> dict[str, Any]:
+    if status != http.client.OK:
+        raise ConfigError(
+            f"the API server refused to {method} the Secret {name} ({status}): "
+            f"{answer.get('message', '')}; the chart gives this pod the right to get and patch it"
+        )
+    return answer
 
 
 def run(
