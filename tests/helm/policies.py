@@ -15,10 +15,14 @@ Policy = Callable[[Release], Iterator[str]]
 
 SERVING = ("router", "worker")
 LONG_RUNNING = (*SERVING, "head", "redis")
-TALKS_TO_THE_API_SERVER = {"router", "certify"}
+TALKS_TO_THE_API_SERVER = {"router", "certify", "uninstall"}
 RULES_ALLOWED = {
     "router": [(("discovery.k8s.io",), ("endpointslices",), ("list", "watch"))],
     "certify": [(("",), ("secrets",), ("get", "patch"))],
+    "uninstall": [
+        (("ray.io",), ("rayclusters",), ("get", "delete", "patch")),
+        (("",), ("pods",), ("list",)),
+    ],
 }
 _SECRET_NAMES = re.compile(r"(?i)(token|password|secret|api_?key)$")
 
@@ -83,8 +87,9 @@ def rights_are_the_least(release: Release) -> Iterator[str]:
         if rules != RULES_ALLOWED.get(component):
             yield f"Role/{role['metadata']['name']} allows {rules}"
         for rule in role["rules"]:
-            if "secrets" in rule["resources"] and not rule.get("resourceNames"):
-                yield f"Role/{role['metadata']['name']} reads every secret"
+            for kind in ("secrets", "rayclusters"):
+                if kind in rule["resources"] and not rule.get("resourceNames"):
+                    yield f"Role/{role['metadata']['name']} is for all {kind}"
 
 
 def limits_are_everywhere(release: Release) -> Iterator[str]:

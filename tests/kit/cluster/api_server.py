@@ -23,13 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.cluster.api_wire import certificate_for, chunk, cut_chunk, send, send_text
-from tests.kit.gateway.api_requests import (
-    Object,
-    Refused,
-    Request,
-    Rule,
-    merged,
-)
+from tests.kit.gateway.api_requests import Object, Refused, Request, Rule, deleting, merged, released
 
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
@@ -272,7 +266,8 @@ class ApiServer:
             raise Refused(404, f'{request.resource} "{request.name}" not found')
         before = self._objects[key]
         if request.verb == "delete":
-            return 200, self.delete(*key)
+            held = deleting(before, request.body)
+            return 200, self.delete(*key) if held is None else self._change(request.collection, held, True)
         if request.verb == "get":
             return 200, before
         given = json.loads(request.body)
@@ -284,7 +279,8 @@ class ApiServer:
                 f'Operation cannot be fulfilled on {request.resource} "{request.name}": the object has been '
                 "modified; please apply your changes to the latest version and try again",
             )
-        return 200, self._change(request.collection, value, True)
+        changed = self._change(request.collection, value, True)
+        return 200, self.delete(*key) if released(changed) else changed
 
     def _list(self, request: Request) -> Object:
         limit = int(request.query.get("limit", "0")) or len(self._objects) + 1

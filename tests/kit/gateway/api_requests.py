@@ -5,6 +5,7 @@ The pure part of the in-test API server: paths, verbs, RBAC, selectors, merge pa
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 Object = dict[str, Any]
 
+FOREGROUND = "foregroundDeletion"
+"""The finalizer of an object whose dependents are deleted before it."""
 REASONS = {
     400: "BadRequest",
     401: "Unauthorized",
@@ -127,25 +130,33 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The permissions of a Role, from its `rules`. The namespace `*` matches all."""
+    """The permissions of a Role, from its `rules`. The namespace `*` matches all, and so do no `names`."""
 
     groups: tuple[str, ...]
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
     namespace: str = "default"
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of_role(cls, role: Object) -> tuple[Rule, ...]:
         """The rules in the manifest of a Role, or of a ClusterRole, which apply to all namespaces."""
         namespace = role["metadata"].get("namespace", "default") if role["kind"] == "Role" else "*"
         return tuple(
-            cls(tuple(rule["apiGroups"]), tuple(rule["resources"]), tuple(rule["verbs"]), namespace)
+            cls(
+                tuple(rule["apiGroups"]),
+                tuple(rule["resources"]),
+                tuple(rule["verbs"]),
+                namespace,
+                tuple(rule.get("resourceNames", ())),
+            )
             for rule in role["rules"]
         )
 
     def allows(self, request: Request) -> bool:
         return (
             self.namespace in ("*", request.namespace)
+            and (not self.names or request.name in self.names)
             and not {"*", request.group}.isdisjoint(self.groups)
             and not {"*", request.resource}.isdisjoint(self.resources)
             and not {"*", request.verb}.isdisjoint(self.verbs)
@@ -182,3 +193,25 @@ def merged(before: Any, given: Any) -> Any:
         else:
             made[name] = merged(made.get(name), value)
     return made
+
+
+def deleting(before: Object, options: bytes) -> Object | None:
+    """What a DELETE with these DeleteOptions makes of an object: None if it is gone at once, and not if
+    finalizers hold it, which a deletion in the foreground adds one to. Raise Refused for another UID."""
+    asked = json.loads(options) if options else {}
+    meta = before["metadata"]
+    wanted = asked.get("preconditions", {}).get("uid", meta["uid"])
+    if wanted != meta["uid"]:
+        raise Refused(409, f"the UID in the precondition ({wanted}) does not match the UID in record")
+    held = [*meta.get("finalizers", [])]
+    if asked.get("propagationPolicy") == "Foreground" and FOREGROUND not in held:
+        held.append(FOREGROUND)
+    if not held:
+        return None
+    return {**before, "metadata": {**meta, "finalizers": held, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+
+def released(value: Object) -> bool:
+    """Whether nothing holds an object that is being deleted."""
+    meta = value["metadata"]
+    return "deletionTimestamp" in meta and not meta.get("finalizers")
