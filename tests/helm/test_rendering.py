@@ -84,7 +84,7 @@ def test_processes_accept_the_spec_that_is_rendered(name: str) -> None:
     assert deployment.name == f"{RELEASE}-kvasir"
     assert deployment.discovery.kind == "kubernetes"
     assert (deployment.worker.host, deployment.transfer.host) == ("pod", "pod")
-    assert deployment.gateway.asks_for_keys
+    assert deployment.gateway.authenticates
     assert unsupported_features(deployment, platform="cpu" if name.startswith("cpu") else "cuda") == []
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from kvasir_platform.gateway.tenants.keys import key_line, new_key
+from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_line, new_key
 from load_tests.scenarios.gateway.pacing import TOKEN
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import ROOT, Child, ProcessError, free_port
@@ -122,7 +122,7 @@ class Stand:
         folder = self._folder / name
         folder.mkdir()
         key = new_key()
-        (folder / "keys").write_text(key_line(key, "bench") + "\n")
+        (folder / "keys").write_text(key_line(hash_of(key), KeyEntry("bench")) + "\n")
         deployment = spec(self._source, folder, apart=apart)
         file = folder / "kvasir.yaml"
         file.write_text(json.dumps(deployment))

@@ -125,6 +125,25 @@ _TABLE = (
     Reason("invalid_api_key", 401, "The API key is missing or unknown.", "Send `Authorization: Bearer KEY`."),
     Reason("api_key_expired", 401, "The API key has expired.", "Use another key of your tenant."),
     Reason(
+        "invalid_token",
+        401,
+        "The token does not verify, or is not for this deployment.",
+        "Get a token of the issuer for this audience; the message says what does not fit.",
+    ),
+    Reason("token_expired", 401, "The token has expired.", "Get another one from its issuer."),
+    Reason(
+        "no_tenant",
+        403,
+        "The token is valid, and its claims name no tenant of the deployment.",
+        "Ask the operator to map a claim of yours in gateway.token_issuers.",
+    ),
+    Reason(
+        "insufficient_scope",
+        403,
+        "The scopes of the API key or the token do not cover the path.",
+        "Use another key or token; the message has the scopes.",
+    ),
+    Reason(
         "operator_only",
         403,
         "The path is for operators of the deployment.",
@@ -336,6 +355,12 @@ _TABLE = (
         "bodies_full", 503, "The gateway has reached its limit of buffered request bodies.", "Retry shortly."
     ),
     Reason("tokenizer_busy", 503, "Too many long prompts are queued for tokenization.", "Retry shortly."),
+    Reason(
+        "signing_keys_unavailable",
+        503,
+        "The signing keys of a token's issuer are being read, or cannot be read.",
+        "Retry after `Retry-After` seconds; the router's log says what is wrong.",
+    ),
     Reason("not_ready", 503, "The deployment is not ready to serve.", "Wait for /health/ready."),
     Reason(
         "router_lost", 503, "The router's core process ended, and every stream with it.", "Retry shortly."

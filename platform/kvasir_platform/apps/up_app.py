@@ -118,7 +118,7 @@ async def serve(
 def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
     """Return the deployment with a secret for cache salts in `path`, created there once, unless it names one
     or does not isolate tenants. Raises ConfigError if it cannot be written."""
-    if not deployment.gateway.asks_for_keys or deployment.tenancy.cache_secret_file is not None:
+    if not deployment.gateway.authenticates or deployment.tenancy.cache_secret_file is not None:
         return deployment
     keep_cache_secret(path)
     tenancy = deployment.tenancy.model_copy(update={"cache_secret_file": str(path)})

@@ -25,7 +25,7 @@ examples:
   kvasir bench http://HOST:8000              load any OpenAI-compatible endpoint, and measure it
   kvasir lora load NAME SOURCE               serve a LoRA adapter, without a restart
   kvasir record traffic.jsonl                what arrives, how it goes and why, for replays; no content
-  kvasir keys new --tenant research          an API key for a client
+  kvasir keys create --tenant research       an API key for a client
   kvasir down                                stop it, from any terminal
 
 exit status: 0 done, 1 failed or nothing runs, 2 the command line or kvasir.yaml is invalid, 130 or 143 a
@@ -234,9 +234,30 @@ examples:
   kubectl exec deploy/NAME-router -- kvasir record - --service NAME-router > traffic.jsonl"""
 
 KEYS_EPILOG = """\
-The line holds a hash from which the key cannot be recovered. A tenant may have several keys: to rotate one,
-add the next line, switch the clients, and remove the old line. Gateways reload within two seconds.
+Only a hash of a key is stored, from which the key cannot be recovered. Keys are stored in the file or folder
+that kvasir.yaml names (gateway.api_keys_file, api_keys_dir). Gateways read them every second, so that a new
+key is accepted, and a revoked one refused, within two seconds and without a restart.
 
 examples:
-  kvasir keys new --tenant research --days 90
-  kvasir -o json keys new --tenant research"""
+  kvasir keys create --tenant research --days 90 --scopes inference,embeddings
+  kvasir keys list
+  kvasir keys rotate 3f9a6c0d21be --overlap 48h
+  kvasir keys revoke 3f9a6c0d21be"""
+
+KEYS_STORE_EPILOG = """\
+Only a hash of a key is stored; an id is the beginning of it. Without --keys-file, keys are stored in the file
+or folder that kvasir.yaml names. `kvasir keys new` prints a line to store elsewhere, as in a Secret.
+
+examples:
+  kvasir keys create --tenant research --days 90
+  kvasir keys new --tenant research --scopes inference
+  kvasir -o json keys list
+  kvasir keys revoke 3f9a6c0d21be --keys-file /etc/kvasir/keys"""
+
+KEYS_ROTATE_EPILOG = """\
+The successor has the tenant and the scopes of the key, and both are valid during the overlap: move the
+clients over within it.
+
+examples:
+  kvasir keys rotate 3f9a6c0d21be
+  kvasir keys rotate 3f9a6c0d21be --overlap 2h --days 30"""

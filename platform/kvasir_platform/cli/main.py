@@ -28,13 +28,13 @@ from kvasir_platform.cli.help_texts import (
     DRAIN_EPILOG,
     EXPLAIN_EPILOG,
     GET_EPILOG,
-    KEYS_EPILOG,
     RESTART_EPILOG,
     SCALE_EPILOG,
     TOP_EPILOG,
     UP_EPILOG,
     VERIFY_EPILOG,
 )
+from kvasir_platform.cli.keys_options import add_keys, run_keys
 from kvasir_platform.cli.live.arguments import LIVE, add_live, run_live
 from kvasir_platform.cli.lora_options import add_lora, run_lora
 from kvasir_platform.cli.plan.arguments import PLAN_EPILOG, add_plan_options
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
     _add_measurements(add, gateway)
     add("version", "print the versions of Kvasir and its dependencies")
-    _add_keys(commands, shared)
+    add_keys(commands, shared, spec)
     add_lora(commands, shared, gateway)
     add_record(commands, shared, gateway)
     add_bench(commands, shared)
@@ -187,23 +187,6 @@ def _add_config(commands: argparse._SubParsersAction[_Parser], shared: _Parser, 
         reader.add_argument("path", nargs="?", type=Path, metavar="FILE", help="the same as -f FILE")
 
 
-def _add_keys(commands: argparse._SubParsersAction[_Parser], shared: _Parser) -> None:
-    keys = commands.add_parser("keys", parents=[shared], help="create API keys for clients")
-    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = actions.add_parser(
-        "new",
-        parents=[shared],
-        help="print a key, once, and its line to store",
-        description="Print a new API key and the line that gateways store. The key itself is not stored.",
-        epilog=KEYS_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    new.add_argument(
-        "--tenant", default="default", metavar="NAME", help="its tenant, as in tenancy.tenants (default)"
-    )
-    new.add_argument("--days", type=int, metavar="N", help="its lifetime; unlimited if not given")
-
-
 def _add_drain_options(drain: argparse.ArgumentParser) -> None:
     drain.add_argument("worker", metavar="WORKER", help="its name, as `kvasir get workers` shows it")
     drain.add_argument("--undo", action="store_true", help="put the worker back")
@@ -229,7 +212,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "scale": lambda: _scale(args, output),
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
-        "keys": lambda: _keys(args, output),
+        "keys": lambda: run_keys(args, output),
         "lora": lambda: run_lora(args, _site(args), output),
         "record": lambda: run_record(args, partial(_site_at, args), output),
         "bench": lambda: run_bench(args, output),
@@ -333,14 +316,6 @@ def _config(args: argparse.Namespace, output: CommandOutput) -> int:
     from kvasir_platform.cli.commands.config import config
 
     return config(args, output)
-
-
-def _keys(args: argparse.Namespace, output: CommandOutput) -> int:
-    from datetime import UTC, datetime
-
-    from kvasir_platform.cli.commands.keys import keys_new
-
-    return keys_new(args.tenant, args.days, output, datetime.now(UTC))
 
 
 def _verify(args: argparse.Namespace, output: CommandOutput) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.tenants import Scope
 from kvasir.core.errors import RequestError
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.responses import ResponseStore
@@ -27,6 +28,14 @@ from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat, Meth
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
 from kvasir_platform.gateway.http.request_head import HEALTH_LIVE, HEALTH_READY, METHODS
+from kvasir_platform.gateway.identity.identities import (
+    EMBEDDING_SCOPES,
+    OPERATE_SCOPES,
+    READ_SCOPES,
+    TEXT_SCOPES,
+    TOKENIZE_SCOPES,
+)
+from kvasir_platform.gateway.identity.providers import KeysPending
 from kvasir_platform.gateway.openapi.document import openapi_page
 from kvasir_platform.gateway.openapi.operations import OPENAPI
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
@@ -94,7 +103,7 @@ class Gateway:
         self._models = models
         self._callers = callers
         self._filters = filters
-        self._cors = Cors(spec.cors, open_to_all=not spec.asks_for_keys)
+        self._cors = Cors(spec.cors, open_to_all=not spec.authenticates)
         if isinstance(router, RemoteCore):
             requests, self._operate = router.router, remote_operators(router)
             stored: ResponseStore = router.responses
@@ -138,9 +147,9 @@ class Gateway:
         self._console = ConsoleSite()
         self._routes = self._route_table()
         self._item_routes: dict[str, _Route] = {
-            MODELS + "/": ("GET", _either_key(self._callers_own(self._pages.model))),
+            MODELS + "/": ("GET", _either_key(self._callers_own(self._pages.model, None))),
             DECISIONS: ("GET", self._operators(self._operate.decision)),
-            RECORDINGS: ("POST", self._operators(self._operate.recording)),
+            RECORDINGS: ("POST", self._operators(self._operate.recording, OPERATE_SCOPES)),
             CONSOLE_FILES: ("GET", _everyones(self._console.serve)),
         }
         self._listener: Listener | None = None
@@ -202,10 +211,10 @@ class Gateway:
             RESPONSES: ("POST", self._charged(self._responses.create)),
             MESSAGES: ("POST", _either_key(self._charged(self._messages.create))),
             COUNT_TOKENS: ("POST", _either_key(self._charged(self._messages.count, 0))),
-            "/v1/embeddings": ("POST", self._charged(self._embeddings.embed)),
-            "/tokenize": ("POST", self._charged(texts.tokenize, 0)),
-            "/detokenize": ("POST", self._charged(texts.detokenize, 0)),
-            MODELS: ("GET", _either_key(self._callers_own(pages.models))),
+            "/v1/embeddings": ("POST", self._charged(self._embeddings.embed, scopes=EMBEDDING_SCOPES)),
+            "/tokenize": ("POST", self._charged(texts.tokenize, 0, TOKENIZE_SCOPES)),
+            "/detokenize": ("POST", self._charged(texts.detokenize, 0, TOKENIZE_SCOPES)),
+            MODELS: ("GET", _either_key(self._callers_own(pages.models, None))),
             HEALTH_LIVE: ("GET", _everyones(pages.live)),
             HEALTH_READY: ("GET", _everyones(pages.ready)),
             "/metrics": ("GET", self._operators(self._operate.metrics)),
@@ -226,8 +235,8 @@ class Gateway:
             ),
             REGRET: ("GET", self._operators(self._operate.decision)),
             REQUESTS: ("GET", self._operators(self._operate.requests)),
-            LOAD: ("POST", self._operators(self._operate.adapters)),
-            UNLOAD: ("POST", self._operators(self._operate.adapters)),
+            LOAD: ("POST", self._operators(self._operate.adapters, OPERATE_SCOPES)),
+            UNLOAD: ("POST", self._operators(self._operate.adapters, OPERATE_SCOPES)),
             OPENAPI: ("GET", _everyones(openapi_page)),
         }
 
@@ -241,9 +250,9 @@ class Gateway:
             if path.startswith(beginning):
                 return route
         if path.startswith(WORKERS) and path.endswith(DRAIN):
-            return "POST", self._operators(self._operate.drain)
+            return "POST", self._operators(self._operate.drain, OPERATE_SCOPES)
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
-            return "POST", self._operators(self._operate.undrain)
+            return "POST", self._operators(self._operate.undrain, OPERATE_SCOPES)
         return None
 
     def _response_route(self, path: str) -> _Route:
@@ -255,16 +264,23 @@ class Gateway:
             return "GET", self._callers_own(responses.input_items)
         return "GET or DELETE", self._callers_own(responses.show)
 
-    def _callers_own(self, handler: Callable[[Caller, Exchange], None]) -> _Admit:
-        """Return a route for tenants, with the caller as argument."""
-        return lambda headers: partial(handler, self._callers.of(headers))
+    def _callers_own(
+        self, handler: Callable[[Caller, Exchange], None], scopes: frozenset[Scope] | None = TEXT_SCOPES
+    ) -> _Admit:
+        """Return a route for tenants, with the caller as argument. `scopes`: see `Callers.of`."""
+        return lambda headers: partial(handler, self._callers.of(headers, scopes))
 
-    def _charged(self, handler: Callable[[Caller, Exchange], None], tokens: int = 1) -> _Admit:
+    def _charged(
+        self,
+        handler: Callable[[Caller, Exchange], None],
+        tokens: int = 1,
+        scopes: frozenset[Scope] = TEXT_SCOPES,
+    ) -> _Admit:
         """Return a route for tenants whose limits would not refuse every call at this moment, which uses at
         least this many tokens, nor a body of the announced size."""
 
         def admit(headers: Mapping[bytes, bytes]) -> _Handler:
-            caller = self._callers.of(headers)
+            caller = self._callers.of(headers, scopes)
             caller.check_open(tokens)
             # The parser has made sure that it is a number, if there is one.
             caller.check_body(int(headers.get(b"content-length", b"0")))
@@ -277,11 +293,11 @@ class Gateway:
 
         return admit
 
-    def _operators(self, handler: _Handler) -> _Admit:
+    def _operators(self, handler: _Handler, scopes: frozenset[Scope] = READ_SCOPES) -> _Admit:
         """Return a route for operators only."""
 
         def admit(headers: Mapping[bytes, bytes]) -> _Handler:
-            self._callers.of(headers).check_operator()
+            self._callers.of(headers, scopes).check_operator()
             return handler
 
         return admit
@@ -290,9 +306,14 @@ class Gateway:
         """Return the console's handler of a page, which all its viewers share."""
         return SharedPage(path, show, self._clock.now, kept_s=kept_s).serve
 
-    def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: Exchange, *, again: bool = False) -> None:
         try:
             self._admit(exchange.request)(exchange)
+        except KeysPending as pending:
+            if again or pending.then is None:
+                self._errors.answer(exchange, pending)
+            else:
+                pending.then(lambda: self._handle(exchange, again=True))
         # The last line of defence: a fault of ours must still be an answer, and must not end the server.
         except Exception as error:  # noqa: BLE001
             self._errors.answer(exchange, error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvasir.config.checks.problems import SpecError
@@ -73,4 +75,35 @@ def test_adapters_and_slo_classes_of_the_spec_can_be_allowed() -> None:
 @pytest.mark.parametrize("source", ["api_keys_file: x", "api_keys_dir: x", "api_keys_env: X"])
 def test_any_source_of_keys_lets_the_gateway_face_the_network(source: str) -> None:
     gateway = loads(f"gateway: {{host: 0.0.0.0, {source}}}", "kvasir.yaml").gateway
-    assert gateway.asks_for_keys
+    assert gateway.authenticates
+
+
+ISSUER = "issuer: https://login.example.com, audience: [kvasir]"
+
+
+@pytest.mark.parametrize(
+    ("issuers", "reason"),
+    [
+        ("[{issuer: https://login.example.com}]", "audience"),
+        (f"[{{{ISSUER}, algorithms: [HS256]}}]", "algorithms"),
+        (f"[{{{ISSUER}, algorithms: [none]}}]", "algorithms"),
+        ("[{issuer: 'http://login.example.com', audience: [k]}]", "read over HTTPS; use https://"),
+        ("[{issuer: 'https://login.internal', audience: [k]}]", "set private_address: true"),
+        ("[{issuer: 'https://169.254.169.254', audience: [k], private_address: true}]", "metadata service"),
+        ("[{issuer: 'https://login.example.com/?a=b', audience: [k]}]", "no query"),
+        (f"[{{{ISSUER}, jwks_url: 'https://127.0.0.1/keys'}}]", "jwks_url"),
+        (f"[{{{ISSUER}, tenants: {{staff: nobody}}}}]", "maps to unknown tenant 'nobody'"),
+        (f"[{{{ISSUER}, default_tenant: nobody}}]", "maps to unknown tenant 'nobody'"),
+        (f"[{{{ISSUER}, default_scopes: [all]}}]", "inference"),
+        (f"[{{{ISSUER}}}, {{{ISSUER}}}]", "issuers must differ"),
+    ],
+)
+def test_issuers_that_cannot_be_trusted_or_mapped_are_refused(issuers: str, reason: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(reason)):
+        loads(f"gateway: {{token_issuers: {issuers}}}", "kvasir.yaml")
+
+
+def test_an_issuer_of_tokens_lets_the_gateway_face_the_network() -> None:
+    gateway = loads(f"gateway: {{host: 0.0.0.0, token_issuers: [{{{ISSUER}}}]}}", "kvasir.yaml").gateway
+    assert gateway.authenticates
+    assert gateway.token_issuers[0].algorithms == ("RS256", "ES256")

@@ -30,7 +30,7 @@ from kvasir.config.spec.deployment import (
     TenantSpec,
 )
 from kvasir.core.requests import Role
-from kvasir_platform.gateway.tenants.keys import key_line, new_key
+from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_line, new_key
 from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial, exactness, exercise
 
 TENANTS = ("victim", "greedy", "operator")
@@ -127,7 +127,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     """Measure both effects."""
     keys = {tenant: new_key() for tenant in TENANTS}
     file = trial.folder / "keys"
-    file.write_text("\n".join(key_line(key, tenant) for tenant, key in keys.items()))
+    file.write_text("\n".join(key_line(hash_of(key), KeyEntry(tenant)) for tenant, key in keys.items()))
     file.chmod(0o600)
     layout = Layout({"prefill": size.prefill, "decode": size.decode})
     spec = deployment(str(file), size)

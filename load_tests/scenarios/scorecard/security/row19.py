@@ -31,7 +31,7 @@ from kvasir.config.spec.deployment import (
 )
 from kvasir.core.kv import Medium
 from kvasir.core.requests import Role
-from kvasir_platform.gateway.tenants.keys import key_line, new_key
+from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_line, new_key
 from load_tests.scenarios.scorecard import real_engines
 from load_tests.scenarios.scorecard.clients.http_cases import read_answer
 from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial
@@ -136,7 +136,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     """Measure the row."""
     keys = {tenant: new_key() for tenant in (VICTIM, PROBER, FRIEND, GUEST, OPERATOR)}
     file = trial.folder / "keys"
-    file.write_text("\n".join(key_line(key, tenant) for tenant, key in keys.items()))
+    file.write_text("\n".join(key_line(hash_of(key), KeyEntry(tenant)) for tenant, key in keys.items()))
     file.chmod(0o600)
     figures = await _on_one_worker(trial, size, keys, str(file))
     return figures + await _over_two_workers(trial, size, keys, str(file))

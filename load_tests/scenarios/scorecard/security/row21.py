@@ -25,7 +25,7 @@ from tests.kit.lab.fleet import Layout
 from kvasir.config.checks.outbound import OutboundRefused, parse_url
 from kvasir.config.spec.deployment import Deployment
 from kvasir.config.spec.filters import ClassifierFilterSpec
-from kvasir_platform.gateway.filters.http_post import HttpPoster, PostError, PostTarget
+from kvasir_platform.gateway.http.outbound_client import OutboundClient, OutboundEndpoint, OutboundError
 from load_tests.scenarios.scorecard import real_engines
 from load_tests.scenarios.scorecard.clients.http_cases import read_answer
 from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial, exercise, whole
@@ -180,11 +180,13 @@ async def _denied(lure: Lure, caught: Trap) -> bool:
         return list(lure.addresses)
 
     try:
-        poster = HttpPoster(PostTarget(parse_url(url)), connections=1, now=lambda: 0.0, resolve=resolve)
+        poster = OutboundClient(
+            OutboundEndpoint(parse_url(url)), connections=1, now=lambda: 0.0, resolve=resolve
+        )
         await poster.post(b"{}")
     except OutboundRefused:
         return True
-    except PostError as error:
+    except OutboundError as error:
         # Refused after resolution, not merely unanswered.
         return isinstance(error.__cause__, OutboundRefused)
     return False
@@ -243,11 +245,13 @@ async def _post(service: Trap, *answers: list[str]) -> str | None:
         return next(turns)
 
     target = parse_url(f"http://judge.example.com:{service.port}/judge")
-    poster = HttpPoster(PostTarget(target, private=True), connections=1, now=lambda: 0.0, resolve=resolve)
+    poster = OutboundClient(
+        OutboundEndpoint(target, private=True), connections=1, now=lambda: 0.0, resolve=resolve
+    )
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await poster.post(b"{}")
-    except PostError as error:
+    except OutboundError as error:
         return str(error)
     finally:
         await poster.close()
@@ -291,7 +295,7 @@ async def _reached(caught: Trap) -> None:
     before = caught.met
     problem = await _post(caught, ["127.0.0.1"])
     target = parse_url(caught.url("127.0.0.1"))
-    poster = HttpPoster(PostTarget(target, private=True), connections=1, now=lambda: 0.0)
+    poster = OutboundClient(OutboundEndpoint(target, private=True), connections=1, now=lambda: 0.0)
     await poster.post(b"{}")
     await poster.close()
     if problem is not None or caught.met != before + 2:

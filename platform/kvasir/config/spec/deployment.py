@@ -352,6 +352,9 @@ class Deployment(Spec):
         tenants = {tenant.name for tenant in self.tenancy.all_tenants()}
         if wrong := self.output_filters.unknown_name(models, tenants):
             raise ValueError(wrong)
+        for issuer in self.gateway.token_issuers:
+            if wrong := issuer.unknown_tenant(tenants):
+                raise ValueError(wrong)
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvasir.config.spec.base import Spec, is_loopback
+from kvasir.config.spec.tenants import TokenIssuerSpec
 
 _COLLECTOR = re.compile(
     r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?):(\d{1,5})"
@@ -93,19 +94,21 @@ class GatewaySpec(Spec):
     """The HTTP gateway."""
 
     host: str = "127.0.0.1"
-    """Address to bind. For an address other than loopback, API keys are required."""
+    """Address to bind. For an address other than loopback, API keys or issuers of tokens are required."""
     port: int = Field(default=8000, ge=0, le=65535)
     """0: a free port."""
     api_keys_file: str | None = None
-    """File with API keys. Each line has the SHA-256 (hex) of a key, optionally followed by `tenant=NAME` and
-    `expires=2030-01-31T00:00:00Z`; `#` starts a comment. `kvasir keys new` generates such lines. A tenant can
-    have several keys. Changes take effect within two seconds. Without any source of keys, no key is
-    required."""
+    """File with API keys. Each line has the SHA-256 (hex) of a key, optionally followed by `tenant=NAME`,
+    `expires=2030-01-31T00:00:00Z` and `scopes=inference+embeddings`; `#` starts a comment. `kvasir keys
+    create` adds such lines, `kvasir keys new` prints them. A tenant can have several keys. Changes take
+    effect within two seconds. Without any source of keys or issuer of tokens, no key is required."""
     api_keys_dir: str | None = None
     """Folder with such files, such as a mounted Kubernetes secret. Lines without a tenant belong to the
     tenant with the name of the file."""
     api_keys_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable of the router with such lines, separated by newlines or commas."""
+    token_issuers: tuple[TokenIssuerSpec, ...] = Field(default=(), max_length=8)
+    """OpenID Connect providers whose tokens are accepted beside API keys."""
     edges: int | None = Field(default=None, ge=0, le=64)
     """Number of edge processes that serve HTTP, in addition to the core process. 0: the core process serves
     HTTP. Unset: 0 with fewer than four usable CPUs, else one less than the number of CPUs, at most 8. Limits
@@ -146,9 +149,16 @@ class GatewaySpec(Spec):
     """Output limit of a request that does not set one."""
 
     @property
-    def asks_for_keys(self) -> bool:
-        """Whether API keys are required."""
-        return any((self.api_keys_file, self.api_keys_dir, self.api_keys_env))
+    def authenticates(self) -> bool:
+        """Whether callers must present an API key or a token."""
+        return bool(self.api_keys_file or self.api_keys_dir or self.api_keys_env or self.token_issuers)
+
+    @model_validator(mode="after")
+    def _issuers_differ(self) -> Self:
+        issuers = [each.issuer for each in self.token_issuers]
+        if len(set(issuers)) != len(issuers):
+            raise ValueError(f"token_issuers: issuers must differ, found {issuers}; remove one")
+        return self
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -162,9 +172,10 @@ class GatewaySpec(Spec):
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
-        if not is_loopback(self.host) and not self.asks_for_keys:
+        if not is_loopback(self.host) and not self.authenticates:
             raise ValueError(
-                f"host {self.host} is reachable from the network; set api_keys_file, or bind 127.0.0.1"
+                f"host {self.host} is reachable from the network; set api_keys_file or token_issuers, "
+                "or bind 127.0.0.1"
             )
         return self
 

@@ -1,14 +1,16 @@
-"""The part of the deployment spec for tenants: limits, priorities, and cache isolation."""
+"""The part of the deployment spec for tenants: limits, priorities, cache isolation, and issuers of tokens."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
-from typing import Annotated, Self
+from enum import StrEnum
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kvasir.config.spec.base import Name, Spec
+from kvasir.config.checks.outbound import OutboundRefused, check_target, parse_url
+from kvasir.config.spec.base import Name, Spec, is_loopback
 from kvasir.config.spec.redis import LimitsRedisSpec
 
 DEFAULT_TENANT = "default"
@@ -18,6 +20,24 @@ PRIORITY_SPAN = 1000
 _CACHE = re.compile(r"own|shared:[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
 PerMinute = Annotated[int, Field(ge=1, le=10**12)]
+Claim = Annotated[str, Field(min_length=1, max_length=200)]
+TokenAlgorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+"""Signature algorithms of RFC 7518 and RFC 8037 with a public key. Algorithms with a shared secret, and
+`none`, do not exist here: an issuer's public key must never verify as one."""
+
+
+class Scope(StrEnum):
+    """What an API key or a token may be used for, within what its tenant may do."""
+
+    INFERENCE = "inference"
+    EMBEDDINGS = "embeddings"
+    OPERATOR_READ = "operator:read"
+    OPERATOR = "operator"
+
+
+ALL_SCOPES = frozenset(Scope)
 
 
 class TenantSpec(Spec):
@@ -124,4 +144,76 @@ class TenancySpec(Spec):
                             f"tenancy: tenant {tenant.name} names unknown {name!r} in {field}; correct the "
                             "name or remove it"
                         )
+        return None
+
+
+class TokenIssuerSpec(Spec):
+    """An OpenID Connect provider whose JSON Web Tokens are accepted beside API keys."""
+
+    issuer: str = Field(max_length=2048)
+    """URL of the provider, exactly as in the claim `iss` of its tokens."""
+    audience: tuple[Claim, ...] = Field(min_length=1, max_length=16)
+    """Accepted values of the claim `aud`: the names under which the provider knows this deployment."""
+    algorithms: tuple[TokenAlgorithm, ...] = Field(default=("RS256", "ES256"), min_length=1)
+    """Accepted signature algorithms."""
+    jwks_url: str | None = Field(default=None, max_length=2048)
+    """URL of the provider's signing keys. Unset: read from the document at
+    `issuer`/.well-known/openid-configuration."""
+    private_address: bool = False
+    """Allow a provider with a private address, such as a service in the same cluster. Link-local addresses
+    and metadata services are always refused."""
+    ca_file: str | None = None
+    """PEM certificates of the authorities that certify the provider. Unset: those of the system."""
+    clock_skew_s: float = Field(default=30.0, ge=0, le=300)
+    """Tolerated difference between the clocks of the provider and the router."""
+    refresh_s: float = Field(default=300.0, ge=10, le=86_400)
+    """How often signing keys are read again. A token with an unknown key makes the router read them at once,
+    at most every ten seconds."""
+    max_stale_s: float = Field(default=86_400.0, ge=60, le=30 * 86_400)
+    """How long the last signing keys stay in use while the provider cannot be reached."""
+    timeout_s: float = Field(default=5.0, gt=0, le=60)
+    """Timeout of reading the keys."""
+    tenant_claim: Claim = "tenant"
+    """Claim with the tenant: a text, or a list of texts. Dots name a claim within another, as in
+    realm_access.roles, unless the whole name is a claim."""
+    tenants: dict[Claim, Name] | None = Field(default=None, min_length=1, max_length=1000)
+    """Tenants by value of `tenant_claim`. The first entry that the token has counts. Unset: the value is the
+    name of the tenant."""
+    default_tenant: Name | None = None
+    """Tenant of tokens from whose claim none follows. Unset: they are refused."""
+    scope_claim: Claim = "scope"
+    """Claim with the scopes: a text with spaces between them, or a list."""
+    scopes: dict[Claim, tuple[Scope, ...]] | None = Field(default=None, min_length=1, max_length=256)
+    """Scopes by value of `scope_claim`. Unset: the values are names of scopes; others are ignored."""
+    default_scopes: tuple[Scope, ...] = (Scope.INFERENCE, Scope.EMBEDDINGS)
+    """Scopes of tokens whose claim names none."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        for field, url in (("issuer", self.issuer), ("jwks_url", self.jwks_url)):
+            if url is None:
+                continue
+            try:
+                target = parse_url(url)
+                check_target(target, private=self.private_address)
+            except OutboundRefused as error:
+                hint = (
+                    "" if self.private_address else "; for a provider of your own set private_address: true"
+                )
+                raise ValueError(f"{field}: {error}{hint}") from error
+            if target.scheme != "https" and not is_loopback(target.host):
+                raise ValueError(f"{field}: signing keys are read over HTTPS; use https://{target.authority}")
+        if "?" in self.issuer:
+            raise ValueError("issuer: a provider's URL has no query; write it as in the claim iss")
+        return self
+
+    def unknown_tenant(self, tenants: Container[str]) -> str | None:
+        """Return an error text if the issuer maps to an unknown tenant, else None."""
+        named = [*(self.tenants or {}).values(), *([self.default_tenant] if self.default_tenant else [])]
+        for name in named:
+            if name not in tenants:
+                return (
+                    f"gateway.token_issuers: {self.issuer} maps to unknown tenant {name!r}; list it in "
+                    "tenancy.tenants or correct the name"
+                )
         return None

@@ -83,7 +83,7 @@ def curl_line(deployment: Deployment, url: str) -> str:
     """Return an example request for the first model that generates, else for the first."""
     views = deployment.views()
     view = next((each for each in views if not each.embeds), views[0])
-    key = ' -H "Authorization: Bearer $KVASIR_API_KEY"' if deployment.gateway.asks_for_keys else ""
+    key = ' -H "Authorization: Bearer $KVASIR_API_KEY"' if deployment.gateway.authenticates else ""
     if view.embeds:
         path, body = "embeddings", f'{{"model": "{view.model.name}", "input": "Tell me a story."}}'
     else:

@@ -24,9 +24,9 @@ from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.cluster.certificates import CA_FILE, ROUTER_FILE, worker_file
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import FileProbe
-from kvasir_platform.gateway.filters.http_post import read_token
+from kvasir_platform.gateway.http.outbound_client import read_token
+from kvasir_platform.gateway.identity.keys import parse_keys, read_sources
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
-from kvasir_platform.gateway.tenants.keys import parse_keys, read_sources
 from kvasir_platform.gateway.tenants.salts import cache_secret
 
 EXPIRES_SOON_S = 14 * 86_400.0
@@ -42,6 +42,7 @@ _REMEDIES = {
     "gateway.api_keys_dir": "write lines of `kvasir keys new` into its files, or correct the path",
     "gateway.api_keys_env": "set it to lines that `kvasir keys new` makes, or correct the name",
     "performance.profile": "write it with `kvasir calibrate`, or correct the path",
+    "gateway.token_issuers.ca_file": "write the PEM certificates that sign the provider's into it",
     "gateway.tls.cert_file": "renew it, or correct the path; without gateway.tls, plain HTTP is served",
     "gateway.tls.key_file": "write the certificate's PEM private key into it, or correct the path",
     "gateway.tls.client_ca_file": "write the authorities' PEM certificates into it, or correct the path",
@@ -214,6 +215,7 @@ def _authorities(deployment: Deployment, now: float) -> Iterator[FileProbe]:
         ("tiers.redis.ca_file", tiers.ca_file if tiers is not None else None),
         ("tenancy.redis.ca_file", limits.ca_file if limits is not None else None),
         *((f"output_filters.{each.name}.ca_file", each.ca_file) for each in classifiers),
+        *(("gateway.token_issuers.ca_file", each.ca_file) for each in deployment.gateway.token_issuers),
     ):
         if name is not None:
             yield _authority(field, name, now)

@@ -18,10 +18,10 @@ import msgspec
 from kvasir.config.checks.outbound import parse_url
 from kvasir.config.spec.filters import ClassifierFilterSpec
 from kvasir.ports.output_filter import FilterAction, FilterSubject, RulingCallback
-from kvasir_platform.gateway.filters.http_post import HttpPoster, PostError, PostTarget
 from kvasir_platform.gateway.filters.regex import Count
 from kvasir_platform.gateway.filters.scope import FilterScope
 from kvasir_platform.gateway.http.outbound import Resolve, client_context, system_resolve
+from kvasir_platform.gateway.http.outbound_client import OutboundClient, OutboundEndpoint, OutboundError
 
 _log = logging.getLogger(__name__)
 _FIRST_WAIT_S = 0.02
@@ -60,7 +60,7 @@ class ClassifierFilter:
     def __init__(
         self,
         spec: ClassifierFilterSpec,
-        poster: HttpPoster,
+        poster: OutboundClient,
         count: Count,
         *,
         now: Callable[[], float],
@@ -93,8 +93,8 @@ class ClassifierFilter:
         read."""
         target = parse_url(spec.url)
         context = client_context(spec.ca_file) if target.scheme == "https" else None
-        endpoint = PostTarget(target, spec.private_address, context, spec.token_file)
-        poster = HttpPoster(endpoint, connections=spec.max_connections, now=now, resolve=resolve)
+        endpoint = OutboundEndpoint(target, spec.private_address, context, spec.token_file)
+        poster = OutboundClient(endpoint, connections=spec.max_connections, now=now, resolve=resolve)
         return cls(spec, poster, count, now=now, rng=rng)
 
     def applies(self, subject: FilterSubject) -> bool:
@@ -138,7 +138,7 @@ class ClassifierFilter:
                         await asyncio.sleep(_FIRST_WAIT_S * 2**number * (0.5 + self._rng.random()))
                     try:
                         return self._read(await self._poster.post(body), len(window.text))
-                    except PostError as error:
+                    except OutboundError as error:
                         problem = str(error)
                         if not error.again:
                             break

@@ -30,6 +30,13 @@ _FINAL = frozenset(
 )
 """Codes whose status clients retry by default although a retry fails again or doubles an overload."""
 
+_CHALLENGES = {
+    "insufficient_scope": b', error="insufficient_scope"',
+    "invalid_token": b', error="invalid_token"',
+    "token_expired": b', error="invalid_token", error_description="expired"',
+}
+"""What `www-authenticate` adds for these codes, by RFC 6750."""
+
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -121,8 +128,8 @@ def error_headers(error: Exception) -> bytes:
 
     `retry-after` (whole seconds, as HTTP requires) and `retry-after-ms` (which OpenAI's clients prefer) for
     errors with a retry delay: quotas (429) and lack of capacity (503). `x-should-retry: false` if clients
-    would retry the status although a retry cannot succeed. `www-authenticate` with 401 and `allow` with 405,
-    which HTTP requires.
+    would retry the status although a retry cannot succeed. `www-authenticate` with 401 and a lacking scope,
+    and `allow` with 405, as HTTP requires.
     """
     lines = b""
     retry_after_s = getattr(error, "retry_after_s", None)
@@ -134,6 +141,6 @@ def error_headers(error: Exception) -> bytes:
         lines += b"x-should-retry: false\r\n"
     if isinstance(error, MethodNotAllowed):
         lines += b"allow: %b\r\n" % error.allowed.encode()
-    elif error_status(error) == 401:
-        lines += b'www-authenticate: Bearer realm="kvasir"\r\n'
+    elif isinstance(error, KvasirError) and (error_status(error) == 401 or error.code in _CHALLENGES):
+        lines += b'www-authenticate: Bearer realm="kvasir"%b\r\n' % _CHALLENGES.get(error.code, b"")
     return lines

@@ -1,4 +1,4 @@
-"""Authentication: maps the headers of a request to its tenant."""
+"""The tenants of a deployment: from the identity of a request to what it may do."""
 
 from __future__ import annotations
 
@@ -7,38 +7,42 @@ from collections.abc import Callable, Mapping
 
 from kvasir.config.spec.deployment import Deployment, SloSpec
 from kvasir.config.spec.redis import LimitsRedisSpec
-from kvasir.config.spec.tenants import DEFAULT_TENANT
+from kvasir.config.spec.tenants import DEFAULT_TENANT, Scope
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.limits import RateLimits, SharedRateLimits
 from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats
 from kvasir_platform.gateway.catalog.slo_classes import SloClasses
+from kvasir_platform.gateway.identity.authenticator import Authenticator
+from kvasir_platform.gateway.identity.identities import check_scopes
+from kvasir_platform.gateway.identity.key_ring import KeyRing
+from kvasir_platform.gateway.identity.keys import read_sources
+from kvasir_platform.gateway.identity.tokens import TokenIdentities
 from kvasir_platform.gateway.tenants.caller import Caller
-from kvasir_platform.gateway.tenants.key_ring import KeyRing
-from kvasir_platform.gateway.tenants.keys import read_sources
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
-_REFRESH_S = 1.0
-
 
 class Callers:
-    """The tenants of a deployment. Without `keys` no API key is required, and all requests are of the default
-    tenant."""
+    """The tenants of a deployment. Without `authenticator` no credential is required, and all requests are of
+    the default tenant."""
 
     def __init__(
-        self, callers: Mapping[str, Caller], keys: KeyRing | None, limits: RateLimits, clock: Clock
+        self, callers: Mapping[str, Caller], authenticator: Authenticator | None, limits: RateLimits
     ) -> None:
         self._callers = callers
         self._default = callers[DEFAULT_TENANT]
-        self._keys = keys
+        self._authenticator = authenticator
         self._limits = limits
-        self._clock = clock
 
-    def of(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Return the caller of a request, by its headers (names in lower case). Raise RequestError 401."""
-        if self._keys is None:
+    def of(self, headers: Mapping[bytes, bytes], scopes: frozenset[Scope] | None = None) -> Caller:
+        """Return the caller of a request, by its headers (names in lower case). `scopes` are those that its
+        endpoint accepts, None for any. Raise RequestError 401 or 403, or KeysPending."""
+        if self._authenticator is None:
             return self._default
-        return self._callers[self._keys.tenant(headers.get(b"authorization"))]
+        identity = self._authenticator.identity(headers.get(b"authorization"))
+        if scopes is not None:
+            check_scopes(identity.scopes, scopes)
+        return self._callers[identity.tenant]
 
     def figures(self) -> TenantStats:
         """Return the usage of all tenants."""
@@ -46,16 +50,11 @@ class Callers:
         return TenantStats(uses, limits_state(self._limits))
 
     async def run(self) -> None:
-        """Reload keys and keep the limits running, until cancelled or while there is background work."""
+        """Keep keys current and the limits running, until cancelled or while there is background work."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._limits.run(), name="rate limits")
-            if self._keys is not None:
-                tasks.create_task(self._refresh(self._keys), name="API keys")
-
-    async def _refresh(self, keys: KeyRing) -> None:
-        while True:
-            await self._clock.sleep(_REFRESH_S)
-            await asyncio.to_thread(keys.refresh)
+            if self._authenticator is not None:
+                tasks.create_task(self._authenticator.run(), name="identity")
 
 
 def make_callers(
@@ -73,9 +72,13 @@ def make_callers(
     Raise ConfigError for keys that cannot be read."""
     tenancy, gateway = deployment.tenancy, deployment.gateway
     tenants = {spec.name: spec for spec in tenancy.all_tenants()}
-    keys = None
-    if gateway.asks_for_keys:
-        keys = KeyRing(lambda: read_sources(gateway, environment), frozenset(tenants), wall)
+    authenticator = None
+    if gateway.authenticates:
+        names = frozenset(tenants)
+        keys = KeyRing(lambda: read_sources(gateway, environment), names)
+        issuers = gateway.token_issuers
+        tokens = TokenIdentities(issuers, names, clock, wall) if issuers else None
+        authenticator = Authenticator(keys, tokens, clock, wall)
     limits = make_limits(tenancy.redis, clock, rng) if limits is None else limits
     callers = {
         name: Caller(
@@ -88,7 +91,7 @@ def make_callers(
         )
         for name, spec in tenants.items()
     }
-    return Callers(callers, keys, limits, clock)
+    return Callers(callers, authenticator, limits)
 
 
 def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:

@@ -64,7 +64,7 @@ class Open:
 
 def salt_secret(deployment: Deployment) -> bytes:
     """Return the salts of a deployment. Raise ConfigError."""
-    if not deployment.gateway.asks_for_keys:
+    if not deployment.gateway.authenticates:
         return b""
     named = deployment.tenancy.cache_secret_file
     return cache_secret(None if named is None else Path(named))

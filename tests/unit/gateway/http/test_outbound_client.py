@@ -14,8 +14,13 @@ from tests.kit.gateway.classifier_server import ClassifierServer, classifier_ser
 
 from kvasir.config.checks.outbound import parse_url
 from kvasir_platform.cluster.certificates import Authority
-from kvasir_platform.gateway.filters.http_post import MAX_BODY_BYTES, HttpPoster, PostError, PostTarget
 from kvasir_platform.gateway.http.outbound import client_context
+from kvasir_platform.gateway.http.outbound_client import (
+    MAX_BODY_BYTES,
+    OutboundClient,
+    OutboundEndpoint,
+    OutboundError,
+)
 
 PATIENCE_S = 30.0
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -30,10 +35,12 @@ class Clock:
 
 
 @asynccontextmanager
-async def posting(reply: bytes) -> AsyncIterator[tuple[HttpPoster, ClassifierServer, Clock]]:
+async def posting(reply: bytes) -> AsyncIterator[tuple[OutboundClient, ClassifierServer, Clock]]:
     clock = Clock()
     async with classifier_server(lambda _: reply) as server:
-        poster = HttpPoster(PostTarget(parse_url(server.url), private=True), connections=1, now=clock.now)
+        poster = OutboundClient(
+            OutboundEndpoint(parse_url(server.url), private=True), connections=1, now=clock.now
+        )
         try:
             async with asyncio.timeout(PATIENCE_S):
                 yield poster, server, clock
@@ -63,7 +70,7 @@ async def test_what_follows_a_response_is_an_error_and_never_the_next_response(
 ) -> None:
     async with posting(reply + more) as (poster, server, _):
         for _ in range(2):
-            with pytest.raises(PostError) as error:
+            with pytest.raises(OutboundError) as error:
                 await poster.post(b"{}")
             assert not error.value.again
         assert server.connections == 2
@@ -82,7 +89,7 @@ async def test_what_follows_a_response_is_an_error_and_never_the_next_response(
 async def test_a_response_beyond_a_bound_is_refused_and_its_connection_is_closed(reply: bytes) -> None:
     async with posting(reply) as (poster, server, _):
         for _ in range(2):
-            with pytest.raises(PostError) as error:
+            with pytest.raises(OutboundError) as error:
                 await poster.post(b"{}")
             assert not error.value.again
         assert server.connections == 2
@@ -94,7 +101,7 @@ async def test_a_chunked_body_has_the_same_bound_as_another() -> None:
             if size == MAX_BODY_BYTES:
                 assert len(await poster.post(b"{}")) == size
             else:
-                with pytest.raises(PostError, match="too large"):
+                with pytest.raises(OutboundError, match="too large"):
                     await poster.post(b"{}")
 
 
@@ -134,14 +141,14 @@ async def test_https_is_posted_to_the_verified_name_only(tmp_path: Path) -> None
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    def poster(host: str) -> HttpPoster:
+    def poster(host: str) -> OutboundClient:
         url = parse_url(f"https://{host}:{port}/judge")
-        endpoint = PostTarget(url, private=True, context=client_context(str(trusted)))
-        return HttpPoster(endpoint, connections=1, now=time.monotonic, resolve=resolve)
+        endpoint = OutboundEndpoint(url, private=True, context=client_context(str(trusted)))
+        return OutboundClient(endpoint, connections=1, now=time.monotonic, resolve=resolve)
 
     good, bad = poster("judge.example.com"), poster("other.example.com")
     assert [await good.post(b"{}") for _ in range(2)] == [b"{}"] * 2
-    with pytest.raises(PostError, match="no connection"):
+    with pytest.raises(OutboundError, match="no connection"):
         await bad.post(b"{}")
     assert (server.connections, len(server.asked)) == (1, 2)
     assert f"host: judge.example.com:{port}\r\n" in server.heads[0].lower()

@@ -1,4 +1,4 @@
-"""POST requests to one URL through httpcore, over vetted connections, with bounds on time, size and pool.
+"""Requests to one URL through httpcore, over vetted connections, with bounds on time, size and pool.
 
 httpcore resolves no name and opens no socket here: `connect` does, and TLS is part of what it returns.
 """
@@ -29,7 +29,7 @@ _MAX_TOKEN_BYTES = 16 << 10
 _MALFORMED = "its answer is no sound HTTP, or too large"
 
 
-class PostError(Exception):
+class OutboundError(Exception):
     """The request has no usable response. `again`: whether a retry may succeed."""
 
     def __init__(self, message: str, *, again: bool) -> None:
@@ -42,7 +42,7 @@ class _ClosedWhileIdle(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PostTarget:
+class OutboundEndpoint:
     """Where requests go, and how. `private`: see `check_address`."""
 
     target: OutboundTarget
@@ -76,7 +76,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
         self._body_left: int | None = None
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return the next piece. Raise PostError where the response breaks off or exceeds a bound."""
+        """Return the next piece. Raise OutboundError where the response breaks off or exceeds a bound."""
         if self._at == len(self._unread):
             self._unread, self._at = await self._receive(max_bytes), 0
         if self._body_left is None:
@@ -88,7 +88,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
         self._passed += len(piece)
         self._pieces += 1
         if self._in_head and self._passed > MAX_HEAD_BYTES:
-            raise PostError(_MALFORMED, again=False)
+            raise OutboundError(_MALFORMED, again=False)
         if not self._pieces % _PIECES_PER_TURN:
             await asyncio.sleep(0)
         return piece
@@ -109,18 +109,18 @@ class _Stream(httpcore2.AsyncNetworkStream):
         return expired or self._has_unread() or self._reader.at_eof() or self._writer.is_closing()
 
     def begin_body(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Start the body of the response with these headers. Raise PostError where it is too long."""
+        """Start the body of the response with these headers. Raise OutboundError where it is too long."""
         fields = {name.lower(): value for name, value in headers}
         self._in_head = False
         if b"transfer-encoding" not in fields and b"content-length" in fields:
             self._body_left = int(fields[b"content-length"])
             if self._body_left > MAX_BODY_BYTES:
-                raise PostError(_MALFORMED, again=False)
+                raise OutboundError(_MALFORMED, again=False)
 
     def end_response(self) -> None:
-        """Make the connection ready for the next response. Raise PostError where bytes remain."""
+        """Make the connection ready for the next response. Raise OutboundError where bytes remain."""
         if self._has_unread():
-            raise PostError(_MALFORMED, again=False)
+            raise OutboundError(_MALFORMED, again=False)
         self._reused, self._in_head, self._body_left = True, True, None
         self._received = self._passed = self._pieces = 0
 
@@ -134,23 +134,23 @@ class _Stream(httpcore2.AsyncNetworkStream):
             data = b""
         if not data:
             if self._received:
-                raise PostError("its answer broke off", again=True)
+                raise OutboundError("its answer broke off", again=True)
             if self._reused:
                 raise _ClosedWhileIdle
-            raise PostError("the connection was lost", again=True)
+            raise OutboundError("the connection was lost", again=True)
         # httpcore would wait for the end of a line that no response begins with.
         if not self._received and not data.startswith(b"HTTP/"[: len(data)]):
-            raise PostError(_MALFORMED, again=False)
+            raise OutboundError(_MALFORMED, again=False)
         self._received += len(data)
         if self._received > _MAX_RESPONSE_BYTES:
-            raise PostError("its answer is too large", again=False)
+            raise OutboundError("its answer is too large", again=False)
         return data
 
 
 class _Backend(httpcore2.AsyncNetworkBackend):
     """Connects to the vetted addresses of one endpoint, whatever host httpcore names."""
 
-    def __init__(self, endpoint: PostTarget, now: Callable[[], float], resolve: Resolve) -> None:
+    def __init__(self, endpoint: OutboundEndpoint, now: Callable[[], float], resolve: Resolve) -> None:
         self._endpoint = endpoint
         self._now = now
         self._resolve = resolve
@@ -163,23 +163,23 @@ class _Backend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Open a connection, over TLS for https. Raise OutboundRefused or PostError."""
+        """Open a connection, over TLS for https. Raise OutboundRefused or OutboundError."""
         endpoint = self._endpoint
         try:
             reader, writer = await connect(
                 endpoint.target, private=endpoint.private, context=endpoint.context, resolve=self._resolve
             )
         except OSError as error:
-            raise PostError(f"no connection to {endpoint.target.host}", again=True) from error
+            raise OutboundError(f"no connection to {endpoint.target.host}", again=True) from error
         return _Stream(reader, writer, self._now)
 
 
-class HttpPoster:
+class OutboundClient:
     """A connection pool for one endpoint. Use it from one event loop."""
 
     def __init__(
         self,
-        endpoint: PostTarget,
+        endpoint: OutboundEndpoint,
         *,
         connections: int,
         now: Callable[[], float],
@@ -196,42 +196,50 @@ class HttpPoster:
         )
         self._headers = [
             (b"host", target.authority.encode()),
-            (b"content-type", b"application/json"),
             (b"accept", b"application/json"),
             (b"user-agent", b"kvasir"),
         ]
         self._token = b""
 
     async def post(self, body: bytes) -> bytes:
-        """Return the body of the response to `body`, which is JSON. Raise PostError. Set a timeout around it:
-        cancellation closes the connection."""
+        """Return the body of the response to `body`, which is JSON. Raise OutboundError. Set a timeout around
+        it: cancellation closes the connection."""
+        return await self._answered("POST", body)
+
+    async def get(self) -> bytes:
+        """Return the body of the response to a GET, as `post`."""
+        return await self._answered("GET", None)
+
+    async def _answered(self, method: str, body: bytes | None) -> bytes:
         while True:
             try:
-                return await self._exchange(body)
+                return await self._exchange(method, body)
             except _ClosedWhileIdle:
                 continue
             except httpcore2.ProtocolError as error:
-                raise PostError(_MALFORMED, again=False) from error
+                raise OutboundError(_MALFORMED, again=False) from error
             except OutboundRefused as error:
-                raise PostError(str(error), again=False) from error
+                raise OutboundError(str(error), again=False) from error
 
     async def close(self) -> None:
         """Close all connections. Call it when no request runs."""
         await self._pool.aclose()
 
-    async def _exchange(self, body: bytes) -> bytes:
-        headers = [*self._headers, *self._authorization(), (b"content-length", b"%d" % len(body))]
-        async with self._pool.stream("POST", self._url, headers=headers, content=body) as response:
+    async def _exchange(self, method: str, body: bytes | None) -> bytes:
+        headers = [*self._headers, *self._authorization()]
+        if body is not None:
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        async with self._pool.stream(method, self._url, headers=headers, content=body) as response:
             stream: _Stream = response.extensions["network_stream"]
             stream.begin_body(response.headers)
             data = await response.aread()
             stream.end_response()
         if len(data) > MAX_BODY_BYTES:
-            raise PostError(_MALFORMED, again=False)
+            raise OutboundError(_MALFORMED, again=False)
         status = response.status
         if status != 200:
             again = status in (408, 425, 429) or status >= 500
-            raise PostError(f"it answered with status {status}", again=again)
+            raise OutboundError(f"it answered with status {status}", again=again)
         return data
 
     def _authorization(self) -> list[tuple[bytes, bytes]]:
@@ -242,7 +250,7 @@ class HttpPoster:
             try:
                 self._token = read_token(Path(self._endpoint.token_file))
             except OSError as error:
-                raise PostError("the token for it cannot be read", again=False) from error
+                raise OutboundError("the token for it cannot be read", again=False) from error
         return [(b"authorization", b"Bearer " + self._token)]
 
 

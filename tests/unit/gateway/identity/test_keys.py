@@ -5,16 +5,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from kvasir.clock import MonotonicClock
 from kvasir.config.spec.edge import GatewaySpec
+from kvasir.config.spec.tenants import ALL_SCOPES, Scope
 from kvasir.core.errors import ConfigError, RequestError
-from kvasir_platform.gateway.tenants.key_ring import KeyRing
-from kvasir_platform.gateway.tenants.keys import KeyText, key_line, new_key, parse_keys, read_sources
+from kvasir_platform.gateway.identity.authenticator import Authenticator
+from kvasir_platform.gateway.identity.identities import Identity
+from kvasir_platform.gateway.identity.key_ring import KeyRing
+from kvasir_platform.gateway.identity.keys import (
+    KeyEntry,
+    KeyText,
+    key_line,
+    new_key,
+    parse_keys,
+    read_sources,
+)
 
 TENANTS = frozenset({"default", "red", "blue"})
 NOW_S = 1_800_000_000.0
@@ -25,10 +35,12 @@ def hashed(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def ring(
-    gateway: GatewaySpec, environment: dict[str, str] | None = None, wall: Callable[[], float] = lambda: NOW_S
-) -> KeyRing:
-    return KeyRing(lambda: read_sources(gateway, environment or {}), TENANTS, wall)
+def ring(gateway: GatewaySpec, environment: dict[str, str] | None = None) -> KeyRing:
+    return KeyRing(lambda: read_sources(gateway, environment or {}), TENANTS)
+
+
+def identity(keys: KeyRing, header: bytes | None, now_s: float = NOW_S) -> Identity:
+    return Authenticator(keys, None, MonotonicClock(), lambda: now_s).identity(header)
 
 
 def in_file(path: Path, text: str) -> KeyRing:
@@ -36,10 +48,10 @@ def in_file(path: Path, text: str) -> KeyRing:
     return ring(GatewaySpec(api_keys_file=str(path)))
 
 
-def tenant(keys: KeyRing, key: str) -> str | None:
+def tenant(keys: KeyRing, key: str, now_s: float = NOW_S) -> str | None:
     """Whose key it is, None for nobody's."""
     try:
-        return keys.tenant(f"Bearer {key}".encode())
+        return identity(keys, f"Bearer {key}".encode(), now_s).tenant
     except RequestError as error:
         if (error.status, error.code) != (401, "invalid_api_key"):
             raise
@@ -57,38 +69,41 @@ def test_a_line_says_whose_a_key_is_and_a_tenant_may_have_several(tmp_path: Path
 @pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer ", b"Basic a", b"a", b"Bearer\ta"])
 def test_what_is_no_bearer_token_is_no_key(header: bytes | None, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
-        in_file(tmp_path / "keys", hashed("a")).tenant(header)
+        identity(in_file(tmp_path / "keys", hashed("a")), header)
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
 def test_the_scheme_is_matched_in_any_case_and_around_spaces(tmp_path: Path) -> None:
-    assert in_file(tmp_path / "keys", hashed("a")).tenant(b"bEARER  a ") == "default"
+    assert identity(in_file(tmp_path / "keys", hashed("a")), b"bEARER  a ").tenant == "default"
 
 
 def test_a_key_is_good_until_its_expiry(tmp_path: Path) -> None:
-    now = NOW_S
-    moment = datetime.fromtimestamp(NOW_S + 10, timezone(timedelta(hours=5)))
-    (tmp_path / "keys").write_text(key_line("a", "red", moment))
-    keys = ring(GatewaySpec(api_keys_file=str(tmp_path / "keys")), wall=lambda: now)
-    now = NOW_S + 9.9
-    assert tenant(keys, "a") == "red"
-    now = NOW_S + 10
+    keys = in_file(tmp_path / "keys", f"{hashed('a')} tenant=red expires=2027-01-15T13:00:10+05:00")
+    until_s = datetime(2027, 1, 15, 8, 0, 10, tzinfo=UTC).timestamp()
+    assert tenant(keys, "a", until_s - 0.1) == "red"
     with pytest.raises(RequestError) as caught:
-        keys.tenant(b"Bearer a")
+        identity(keys, b"Bearer a", until_s)
     assert (caught.value.status, caught.value.code) == (401, "api_key_expired")
 
 
-def test_what_the_command_line_prints_is_what_the_gateway_reads() -> None:
+def test_what_the_command_line_stores_is_what_the_gateway_reads() -> None:
     key = new_key()
-    line = key_line(key, "red", datetime(2031, 2, 3, tzinfo=UTC))
-    assert line.endswith(" tenant=red expires=2031-02-03T00:00:00Z")
-    assert key not in line
-    known = parse_keys([KeyText("line", "default", line)], TENANTS)
-    assert known[hashlib.sha256(key.encode()).digest()] == (
-        "red",
-        datetime(2031, 2, 3, tzinfo=UTC).timestamp(),
+    digest = hashlib.sha256(key.encode()).digest()
+    until_s = datetime(2031, 2, 3, tzinfo=UTC).timestamp()
+    entry = KeyEntry("red", until_s, frozenset((Scope.EMBEDDINGS, Scope.INFERENCE)), NOW_S)
+    line = key_line(digest, entry)
+    assert line.endswith(
+        " tenant=red scopes=embeddings+inference created=2027-01-15T08:00:00Z expires=2031-02-03T00:00:00Z"
     )
+    assert key not in line
+    assert parse_keys([KeyText("line", "default", line)], TENANTS) == {digest: entry}
     assert new_key() != key
+
+
+def test_a_key_without_scopes_has_all_of_them(tmp_path: Path) -> None:
+    keys = in_file(tmp_path / "keys", f"{hashed('a')}\n{hashed('b')} scopes=operator:read")
+    assert identity(keys, b"Bearer a").scopes == ALL_SCOPES
+    assert identity(keys, b"Bearer b").scopes == {Scope.OPERATOR_READ}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +118,9 @@ def test_what_the_command_line_prints_is_what_the_gateway_reads() -> None:
         f"{hashed('a')} owner=sk-kvasir-secret",
         f"{hashed('a')} expires=soon",
         f"{hashed('a')} expires=2030-01-31T00:00:00",
+        f"{hashed('a')} scopes=inference,embeddings",
+        f"{hashed('a')} scopes=everything",
+        f"{hashed('a')} created=soon",
         f"{hashed('a')} tenant=green",
         f"{hashed('good')} tenant=blue",
     ],

@@ -1,4 +1,4 @@
-"""API keys: their tenant and expiry, by their hashes, since only hashes are stored.
+"""API keys: their tenant, expiry and scopes, by their hashes, since only hashes are stored.
 
 A key has 256 random bits, so that its plain SHA-256 reveals nothing and costs a microsecond per request.
 """
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvasir.config.spec.edge import GatewaySpec
-from kvasir.config.spec.tenants import DEFAULT_TENANT
+from kvasir.config.spec.tenants import ALL_SCOPES, DEFAULT_TENANT, Scope
 from kvasir.core.errors import ConfigError
+from kvasir_platform.gateway.identity.identities import Identity
 
 PREFIX = "sk-kvasir-"
 """Prefix of generated keys, so that scanners for leaked secrets recognize them."""
@@ -25,17 +26,28 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_KEYS = 100_000
 _MAX_BYTES = 32 << 20
 _MAX_FILES = 1000
+_MAX_FIELD_CHARS = 128
+_FIELDS = frozenset(("tenant", "expires", "created", "scopes"))
+_SCOPES: Mapping[str, Scope] = {scope.value: scope for scope in Scope}
 _EXPECTED = (
-    "expected the SHA-256 of a key (64 hexadecimal digits), then tenant=NAME and "
-    "expires=2030-01-31T00:00:00Z where they apply"
+    "expected the SHA-256 of a key (64 hexadecimal digits), then tenant=NAME, expires=2030-01-31T00:00:00Z, "
+    f"created= with such a time, and scopes= with some of {'+'.join(_SCOPES)}, where they apply"
 )
 
 
 class KeyEntry(NamedTuple):
-    """The metadata of a key. `expires_s` is in Unix seconds, infinite for never."""
+    """The metadata of a key. `expires_s` is in Unix seconds, infinite for never; `created_s` is None where
+    the line does not say it."""
 
     tenant: str
-    expires_s: float
+    expires_s: float = float("inf")
+    scopes: frozenset[Scope] = ALL_SCOPES
+    created_s: float | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Whose the key is."""
+        return Identity(self.tenant, self.expires_s, self.scopes)
 
 
 class KeyText(NamedTuple):
@@ -51,21 +63,34 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def key_line(key: str, tenant: str, expires: datetime | None = None) -> str:
-    """Return the line to store for a key. `expires` must have a time zone."""
-    line = f"{hashlib.sha256(key.encode()).hexdigest()} tenant={tenant}"
-    if expires is None:
-        return line
-    return f"{line} expires={expires.astimezone(UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')}"
+def hash_of(key: str) -> bytes:
+    """Return the SHA-256 of a key, by which it is stored."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def key_line(hashed: bytes, entry: KeyEntry) -> str:
+    """Return the line to store for the key with this SHA-256."""
+    fields = [hashed.hex(), f"tenant={entry.tenant}"]
+    if entry.scopes != ALL_SCOPES:
+        fields.append(f"scopes={'+'.join(sorted(entry.scopes))}")
+    if entry.created_s is not None:
+        fields.append(f"created={_written(entry.created_s)}")
+    if entry.expires_s != float("inf"):
+        fields.append(f"expires={_written(entry.expires_s)}")
+    return " ".join(fields)
+
+
+def _written(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def read_sources(gateway: GatewaySpec, environment: Mapping[str, str]) -> list[KeyText]:
     """Return the texts of all sources in the spec. Raise ConfigError naming the source that fails."""
     texts = []
     if gateway.api_keys_file is not None:
-        texts.append(_text(Path(gateway.api_keys_file), "gateway.api_keys_file", DEFAULT_TENANT))
+        texts.append(key_text(Path(gateway.api_keys_file), "gateway.api_keys_file", DEFAULT_TENANT))
     if gateway.api_keys_dir is not None:
-        texts += _folder(Path(gateway.api_keys_dir))
+        texts += key_texts(Path(gateway.api_keys_dir))
     if gateway.api_keys_env is not None:
         value = environment.get(gateway.api_keys_env)
         if value is None:
@@ -82,39 +107,53 @@ def parse_keys(texts: Iterable[KeyText], tenants: Container[str]) -> dict[bytes,
     keys: dict[bytes, KeyEntry] = {}
     for text in texts:
         for number, line in enumerate(text.text.splitlines(), 1):
-            entry = line.partition("#")[0].split()
-            if not entry:
-                continue
             where = f"{text.source}:{number}"
-            hashed, known = _parsed(entry, where, text.tenant)
+            parsed = parse_line(line, where, text.tenant)
+            if parsed is None:
+                continue
+            hashed, known = parsed
             if known.tenant not in tenants:
                 raise ConfigError(
                     f"{where}: tenancy.tenants has no {known.tenant!r}; list the tenant or correct the name"
                 )
             if keys.setdefault(hashed, known) != known:
-                raise ConfigError(f"{where}: duplicate key with another tenant or expiry")
+                raise ConfigError(f"{where}: duplicate key with another tenant, expiry or scopes")
     if len(keys) > _MAX_KEYS:
         raise ConfigError(f"more than {_MAX_KEYS} API keys")
     return keys
 
 
-def _parsed(entry: list[str], where: str, tenant: str) -> tuple[bytes, KeyEntry]:
-    if not _HASH.fullmatch(entry[0]):
+def parse_line(line: str, where: str, tenant: str) -> tuple[bytes, KeyEntry] | None:
+    """Return the SHA-256 and metadata of the key in a line, None if it has none. `tenant` is that of lines
+    that name none. Raise ConfigError that says `where`, without the content."""
+    first, *rest = line.partition("#")[0].split() or [""]
+    if not first:
+        return None
+    if not _HASH.fullmatch(first):
         raise ConfigError(f"{where}: {_EXPECTED}")
-    expires_s = float("inf")
-    seen = set()
-    for field in entry[1:]:
+    fields: dict[str, str] = {}
+    for field in rest:
         name, _, value = field.partition("=")
-        if name in seen or not value or len(value) > 64:
+        if name in fields or name not in _FIELDS or not 0 < len(value) <= _MAX_FIELD_CHARS:
             raise ConfigError(f"{where}: {_EXPECTED}")
-        seen.add(name)
-        if name == "tenant":
-            tenant = value
-        elif name == "expires":
-            expires_s = _moment(value, where)
-        else:
-            raise ConfigError(f"{where}: {_EXPECTED}")
-    return bytes.fromhex(entry[0]), KeyEntry(tenant, expires_s)
+        fields[name] = value
+    expires = fields.get("expires")
+    created = fields.get("created")
+    return bytes.fromhex(first), KeyEntry(
+        fields.get("tenant", tenant),
+        float("inf") if expires is None else _moment(expires, where),
+        _scopes(fields.get("scopes"), where),
+        None if created is None else _moment(created, where),
+    )
+
+
+def _scopes(text: str | None, where: str) -> frozenset[Scope]:
+    if text is None:
+        return ALL_SCOPES
+    names = text.split("+")
+    if any(name not in _SCOPES for name in names):
+        raise ConfigError(f"{where}: {_EXPECTED}")
+    return frozenset(_SCOPES[name] for name in names)
 
 
 def _moment(text: str, where: str) -> float:
@@ -123,11 +162,12 @@ def _moment(text: str, where: str) -> float:
     except ValueError:
         raise ConfigError(f"{where}: {_EXPECTED}") from None
     if moment.tzinfo is None:
-        raise ConfigError(f"{where}: expires needs a time zone, as in 2030-01-31T00:00:00Z")
+        raise ConfigError(f"{where}: a time needs its zone, as in 2030-01-31T00:00:00Z")
     return moment.timestamp()
 
 
-def _folder(folder: Path) -> list[KeyText]:
+def key_texts(folder: Path) -> list[KeyText]:
+    """Return the texts of all files in a folder, of one version of a mounted Secret. Raise ConfigError."""
     base = _version(folder)
     try:
         return _files(base)
@@ -155,10 +195,11 @@ def _files(base: Path) -> list[KeyText]:
         raise ConfigError(f"gateway.api_keys_dir {base}: {error.strerror}") from error
     if len(names) > _MAX_FILES:
         raise ConfigError(f"gateway.api_keys_dir {base}: more than {_MAX_FILES} files")
-    return [_text(base / name, "gateway.api_keys_dir", name) for name in names]
+    return [key_text(base / name, "gateway.api_keys_dir", name) for name in names]
 
 
-def _text(path: Path, field: str, tenant: str) -> KeyText:
+def key_text(path: Path, field: str, tenant: str) -> KeyText:
+    """Return the text of a file. Raise ConfigError naming the field."""
     try:
         with open(path, "rb", opener=_without_waiting) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
