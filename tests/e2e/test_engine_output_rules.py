@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.kit.engines.bench import EngineBench, FreshPrompts
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
 
 from kvasir.config.load.model_files import resolve_model
@@ -122,13 +122,12 @@ async def pair() -> AsyncIterator[tuple[EngineBench, EngineBench]]:
     )
     engines = [VllmEngine(spec, pool, model_path=str(MODEL)) for pool in spec.pools]
     ears = [Ears(), Ears()]
-    identities = await asyncio.gather(
+    prefill, decode = await asyncio.gather(
         *(
-            engine.start(ear, worker_id=pool.name, epoch=1)
+            start_bench(engine, pool.name, recorder=ear)
             for engine, ear, pool in zip(engines, ears, spec.pools, strict=True)
         )
     )
-    prefill, decode = (EngineBench(*each) for each in zip(engines, identities, ears, strict=True))
     yield prefill, decode
     await asyncio.gather(*(engine.stop() for engine in engines))
     assert [each for ear in ears for each in ear.violations] == []

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.kit.engines.preloaded import preload_core
 from tests.kit.engines.recorder import DeltaRecorder, Recorded
 
 from kvasir.core.identity import WorkerIdentity
@@ -77,6 +78,7 @@ async def start_bench(
 ) -> EngineBench:
     """Start `engine` under a recorder."""
     recorder = recorder or DeltaRecorder()
+    preload_core(engine)
     identity = await engine.start(recorder, worker_id=worker_id, epoch=epoch)
     return EngineBench(engine, identity, recorder)
 
