@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,7 +13,9 @@ import openai
 import pytest
 import pytest_asyncio
 import uvloop
+from tests.kit.engines.vllm_reference import Reference, reference
 from tests.kit.gateway.scripted_router import ScriptedRouter
+from tests.kit.stack import ADAPTER, CONTEXT
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.model_files import Matryoshka, resolve_model
@@ -245,3 +247,11 @@ async def product(tokenizer: ModelTokenizer) -> AsyncIterator[Product]:
     await serving
     await cluster.rest()
     await cluster.close()
+
+
+@pytest.fixture(scope="package")
+def alone() -> Iterator[Reference]:
+    """vLLM alone, to compare with the default deployment."""
+    pytest.importorskip("vllm")
+    with reference(resolve_model(MODEL), ADAPTER, max_model_len=CONTEXT) as made:
+        yield made

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
 import pytest
-from tests.kit.engines.vllm_reference import Reference, reference
+from tests.kit.engines.vllm_reference import Reference
 from tests.kit.gateway.completions import of_vllm, put_together
 from tests.kit.gateway.sampling_cases import GREEDY
-from tests.kit.stack import ADAPTER, CONTEXT
-
-from kvasir.config.load.model_files import resolve_model
+from tests.kit.stack import ADAPTER
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
@@ -27,11 +24,9 @@ PROMPT = [5 + at % 200 for at in range(300)]
 
 
 @pytest.fixture
-def expected() -> Iterator[tuple[Any, Any]]:
+def expected(alone: Reference) -> tuple[Any, Any]:
     """What vLLM alone says with the adapter, and without it."""
-    pytest.importorskip("vllm")
-    with reference(resolve_model(MODEL), ADAPTER, max_model_len=CONTEXT) as alone:
-        yield _said(alone, adapted=True), _said(alone, adapted=False)
+    return _said(alone, adapted=True), _said(alone, adapted=False)
 
 
 def _said(alone: Reference, *, adapted: bool) -> Any:

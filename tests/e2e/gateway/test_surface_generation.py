@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import openai
 import pytest
-from tests.kit.engines.vllm_reference import Reference, reference
+from tests.kit.engines.vllm_reference import Reference
 from tests.kit.gateway.completions import of_vllm, put_together, sent_before_the_end, trailers, whole
 from tests.kit.gateway.otlp_collector import Collector
 from tests.kit.gateway.sampling_cases import CASES, DRAWN, GREEDY, HELLO, PSALM, Case
-from tests.kit.stack import ADAPTER, CONTEXT
-
-from kvasir.config.load.model_files import resolve_model
+from tests.kit.stack import CONTEXT
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
@@ -31,17 +29,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 MODEL = "kvasir-tiny"
-FOLDER = resolve_model(MODEL)
 USER: Any = [{"role": "user", "content": "Hello"}]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Reference]:
-    pytest.importorskip("vllm")
-    with reference(FOLDER, ADAPTER, max_model_len=CONTEXT) as made:
-        yield made
 
 
 @pytest.fixture
