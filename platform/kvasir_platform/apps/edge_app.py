@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import uvloop
 
 from kvasir.clock import MonotonicClock
+from kvasir.collector import freeze_gc
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.edge.address import shared
 from kvasir_platform.edge.core_link import CoreLink
 from kvasir_platform.edge.frames import EdgeWelcome, note_of

@@ -21,6 +21,7 @@ import uvloop
 
 from kvasir import native
 from kvasir.clock import MonotonicClock
+from kvasir.collector import freeze_gc
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.spec.deployment import Deployment
@@ -29,7 +30,6 @@ from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.apps.common.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.calibrate.files import read_profile

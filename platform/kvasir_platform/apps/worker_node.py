@@ -20,6 +20,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from kvasir.clock import MonotonicClock
+from kvasir.collector import freeze_gc
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.load.model_parsers import resolved
@@ -35,7 +36,6 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.telemetry.leg_spans import otlp_leg_recorder
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.common.collector import freeze_gc
 from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.locality import locality_of
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files

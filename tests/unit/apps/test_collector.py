@@ -1,4 +1,4 @@
-"""Settings of the garbage collector after a process has started."""
+"""Settings of the garbage collector while a process starts, and after it has started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvasir_platform.apps.common.collector import freeze_gc
+from kvasir.collector import freeze_gc, gc_paused
 
 
 class Node:
@@ -46,3 +46,20 @@ def test_garbage_from_before_is_gone_and_later_garbage_is_found() -> None:
     assert nodes() == 1
     gc.collect()
     assert nodes() == 0
+
+
+def test_nothing_is_collected_while_it_is_paused_and_as_before_afterwards() -> None:
+    assert gc.isenabled()
+    with gc_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with gc_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

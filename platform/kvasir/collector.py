@@ -8,9 +8,23 @@ and hold their sockets until then.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def freeze_gc() -> None:
     """Call once everything that stays is loaded."""
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Collect nothing meanwhile, while only things that stay are made, as by an import of a large library."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
