@@ -46,11 +46,9 @@ LONGEST = (
     "tests/e2e/test_failed_start.py",
     "tests/e2e/test_models_and_embeddings.py",
     "tests/e2e/test_placement_on_nodes.py",
-    "tests/e2e/test_tensor_parallel_handoff.py",
     "tests/e2e/test_engine_powers.py",
     "tests/faults/test_vllm_engine_death.py",
     "tests/e2e/test_model_kinds.py",
-    "tests/e2e/test_template_parity.py",
     "tests/e2e/test_up_over_https.py",
 )
 """Groups that take more than half a minute, the longest first."""

@@ -31,6 +31,7 @@ async def test_streams_on_a_killed_decode_worker_go_on_token_for_token(stage: St
     assert {output for _, output in survived.usage} == {1200}
 
 
+@pytest.mark.soak
 async def test_prompts_on_a_killed_prefill_worker_are_prefilled_elsewhere(stage: Stage) -> None:
     survived = await real_engines.prefill_worker_killed(stage)
     assert survived.exact == survived.streams

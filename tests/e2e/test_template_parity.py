@@ -20,7 +20,7 @@ import pytest
 
 from kvasir.config.load.model_files import resolve_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(240)]
 
 Spoil = Callable[[dict[str, Any]], dict[str, Any]]
 Start = Callable[..., AbstractContextManager[str]]
@@ -97,11 +97,8 @@ class Case:
     "case",
     [
         Case(broken_template, True, "<|user|> What is the", "<|user|>What is the"),
-        pytest.param(
-            Case(other_special_token, False, "'<|eos|><|user|>What", "'<|bos|><|user|>What"),
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(Case(unchanged), marks=pytest.mark.soak),
+        Case(other_special_token, False, "'<|eos|><|user|>What", "'<|bos|><|user|>What"),
+        Case(unchanged),
     ],
     ids=["template", "special-token", "unchanged"],
 )

@@ -19,7 +19,7 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Leg, Role, Sampling, Usage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(280)]
 
 MODEL = resolve_model("kvasir-tiny")
 BLOCK = 32
@@ -64,9 +64,7 @@ def usage(done: Recorded) -> Usage:
     return done.last.usage
 
 
-@pytest.mark.parametrize(
-    ("prefill_ranks", "decode_ranks"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(1, 2), (2, 1)])
 async def test_tokens_are_those_of_one_engine_and_every_rank_moves_its_heads(
     prefill_ranks: int, decode_ranks: int
 ) -> None:
@@ -94,7 +92,6 @@ def likely(done: Recorded) -> list[float]:
     return [each.sampled.logprob for each in done.choice().logprobs]
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(2, 1), (1, 2)])
 async def test_of_ranks_that_have_the_same_latent_one_is_read(
     prefill_ranks: int, decode_ranks: int, tmp_path: Path
