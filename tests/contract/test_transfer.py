@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -27,6 +27,7 @@ from kvasir.ports.transfer import (
     PullSucceeded,
     TransferEvent,
 )
+from kvasir_workers.transfer.common.lease_keys import issue
 
 BLOCK_BYTES = 4096
 PATIENCE_S = 20.0
@@ -55,6 +56,11 @@ class Pair:
         self, blocks: Sequence[int], *, ttl_s: float = 60.0, fence: int = 7, total: int | None = None
     ) -> Offer:
         return self.source.offer(self.name("lease"), fence, blocks, ttl_s, total)
+
+    def ticket(self, lease_id: str, fence: int, *blocks: int) -> Offer:
+        """A ticket that the source's engine issued, whether or not the lease is granted."""
+        endpoint = issue(self.source_endpoint, lease_id, fence)
+        return Offer(lease_id, fence, 60.0, blocks, len(blocks), endpoint)
 
     def pull(self, offer: Offer, first: int, targets: Sequence[int]) -> PullSucceeded | PullFailed:
         """Pull, and wait for how it ends."""
@@ -193,7 +199,7 @@ def test_a_lease_expires_at_its_deadline_and_is_never_pulled_after_it(pair: Pair
 
 def test_a_wrong_fence_is_refused_and_leaves_the_lease_alone(pair: Pair) -> None:
     offer = pair.offered([1], fence=5)
-    ended = pair.pull(replace(offer, fence=4), 0, [2])
+    ended = pair.pull(pair.ticket(offer.lease_id, 4, 1), 0, [2])
     assert isinstance(ended, PullFailed)
     assert ended.reason == "fenced"
     assert pair.source.poll() == []
@@ -203,8 +209,7 @@ def test_a_wrong_fence_is_refused_and_leaves_the_lease_alone(pair: Pair) -> None
 
 def test_a_ticket_may_overtake_its_offer(pair: Pair) -> None:
     pair.source.write(6, 60)
-    early = Offer("early", 1, 60.0, (6,), 1, pair.source_endpoint)
-    pair.target.pull("early-pull", early, 0, [6], 60.0)
+    pair.target.pull("early-pull", pair.ticket("early", 1, 6), 0, [6], 60.0)
     for _ in range(20):
         assert pair.target.poll() == []
     pair.source.offer("early", 1, [6], 60.0)
@@ -215,7 +220,7 @@ def test_a_ticket_may_overtake_its_offer(pair: Pair) -> None:
 
 
 def test_a_lease_that_nobody_granted_times_out(pair: Pair) -> None:
-    pair.target.pull("nothing", Offer("unknown", 1, 60.0, (1,), 1, pair.source_endpoint), 0, [1], 5.0)
+    pair.target.pull("nothing", pair.ticket("unknown", 1, 1), 0, [1], 5.0)
     for _ in range(20):
         assert pair.target.poll() == []
     pair.target.advance(5.0)
@@ -506,7 +511,8 @@ def test_closing_ends_pulls_and_leases(processes: Processes) -> None:
     source, endpoint = processes.start(BLOCK_BYTES)
     target, _ = processes.start(BLOCK_BYTES)
     source.offer("open", 1, [1], 60.0)
-    target.pull("open", Offer("unknown", 1, 60.0, (1,), 1, endpoint), 0, [1], 60.0)
+    ticket = Offer("unknown", 1, 60.0, (1,), 1, issue(endpoint, "unknown", 1))
+    target.pull("open", ticket, 0, [1], 60.0)
     target.poll()
     target.close()
     source.close()

@@ -290,8 +290,9 @@ class EngineLoad:
     """The load that a worker reports with a step. Rates and the cost model are derived from it.
 
     `kv_usage` is the fraction of KV blocks in use by running requests. Counters only grow within one worker
-    epoch. Of preempted requests, `swapped_in` resumed from KV in a tier, and `recomputed` did not. A load
-    that comes with tokens has no `tiers`; the last reported ones remain valid.
+    epoch. Of preempted requests, `swapped_in` resumed from KV in a tier, and `recomputed` did not.
+    `transfer_peers_refused` had no valid ticket for KV. A load that comes with tokens has no `tiers`; the
+    last reported ones remain valid.
     """
 
     running: int = 0
@@ -309,6 +310,7 @@ class EngineLoad:
     accepted_tokens: int = 0
     swapped_in: int = 0
     recomputed: int = 0
+    transfer_peers_refused: int = 0
     tiers: tuple[TierLoad, ...] = ()
 
 

@@ -34,7 +34,8 @@ class Offer:
     """A lease on blocks of the sender, as a ticket with which another process can pull.
 
     `blocks` are the sender's block ids in prompt order that were complete when the offer was made, the first
-    of `total`. `endpoint` is the address of the sender's agent, in the format of the adapter.
+    of `total`. `endpoint` is the address of the sender's agent and the key of this lease, in the format of
+    the adapter.
     """
 
     lease_id: str
@@ -70,7 +71,8 @@ class PullSucceeded:
 @dataclass(frozen=True, slots=True)
 class PullFailed:
     """A pull failed: the contents of all target blocks are undefined, and no more writes to them occur.
-    `reason` is a stable word: unreachable, layout, expired, fenced, timeout, checksum, closed or io."""
+    `reason` is a stable word: unreachable, layout, ticket, expired, fenced, timeout, checksum, closed or
+    io."""
 
     pull_id: str
     reason: str
@@ -85,7 +87,14 @@ class LeaseEnded:
     how: str
 
 
-TransferEvent = PullSucceeded | PullFailed | LeaseEnded
+@dataclass(frozen=True, slots=True)
+class PeersRefused:
+    """`count` peers of this agent had no valid ticket. They got no bytes, and no answer about leases."""
+
+    count: int
+
+
+TransferEvent = PullSucceeded | PullFailed | LeaseEnded | PeersRefused
 
 
 class KvTransfer(Protocol):
@@ -94,11 +103,13 @@ class KvTransfer(Protocol):
     Obligations: no call blocks longer than a few milliseconds; each pull yields exactly one PullSucceeded or
     PullFailed, each offer exactly one LeaseEnded; bytes of an expired or fenced lease are never reported as
     PullSucceeded; `close` ends everything and frees registered memory. A peer that is lost, hangs, or returns
-    under a new endpoint affects only pulls from it.
+    under a new endpoint affects only pulls from it. Who has no ticket of a lease can neither pull nor confirm
+    it, as far as the fabric asks the sender.
     """
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
-        """Register local KV memory with the fabric and return the agent's endpoint. Once per agent."""
+        """Register local KV memory with the fabric and return the agent's endpoint, with its secret: see
+        kvasir_workers.transfer.common.lease_keys. Once per agent."""
         ...
 
     def offer(

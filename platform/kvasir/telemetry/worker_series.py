@@ -67,6 +67,11 @@ WORKERS: tuple[SeriesTable[_Views], ...] = (
         counter("transfer_received_bytes", "KV bytes pulled", "transfer_bytes_received"),
         counter("transfers_received", "KV pulls completed", "transfers_received"),
         counter("transfers_failed", "KV pulls that failed", "transfers_failed"),
+        counter(
+            "transfer_peers_refused",
+            "Peers refused on the ports for KV because they had no valid ticket",
+            "transfer_peers_refused",
+        ),
         counter("preemptions", "Requests preempted", "preemptions"),
         counter("swapped_in", "Preempted requests resumed from KV in a tier", "swapped_in"),
         counter("recomputed", "Preempted requests recomputed", "recomputed"),

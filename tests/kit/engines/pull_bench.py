@@ -13,6 +13,7 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, Offer, PullFailed, PullSucceeded
 from kvasir_workers.transfer.common.checksums import Sums
+from kvasir_workers.transfer.common.lease_keys import issue, seal
 from kvasir_workers.transfer.common.pulls import PullSpec
 from kvasir_workers.transfer.nixl import endpoint, leases
 from kvasir_workers.transfer.nixl.agent import Descriptor, Descriptors, NixlAgent, XferState
@@ -23,6 +24,7 @@ from kvasir_workers.transfer.nixl.pages import PageMemory, PageWriter, page_byte
 from kvasir_workers.transfer.nixl.receiving import NixlReceiver
 
 BLOCK_BYTES = 1 << 20
+SECRET = b"s" * 32
 LAYOUT = KvLayout(32, "float32", "BHNC", 1, 4, 32, BLOCK_BYTES)
 REGION = KvRegion(1 << 40, BLOCK_BYTES, 64)
 HALVES = replace(LAYOUT, kv_heads=2, bytes_per_block=BLOCK_BYTES // 2, tensor_parallel_size=2)
@@ -177,7 +179,7 @@ class Bench:
     ) -> Offer:
         network = self.network
         table, pages = network.table.address, network.pages
-        text = endpoint.encode(
+        packed = endpoint.encode(
             NixlEndpoint(
                 endpoint.VERSION,
                 peer,
@@ -190,6 +192,7 @@ class Bench:
                 LAYOUT,
             )
         )
+        text = issue(seal(packed, [SECRET]), lease_id, 1)
         return Offer(lease_id, 1, 60.0, tuple(range(known_blocks)), total, text)
 
     def page(self, lease_id: str, total: int) -> PageWriter:

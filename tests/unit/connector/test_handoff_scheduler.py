@@ -13,6 +13,7 @@ from kvasir_workers.connector.handoff.scheduler import HandoffScheduler
 from kvasir_workers.connector.orders import ExtendOrder, OfferOrder, Received, StepOrders, StepReport
 from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.stats import TransferTotals
+from kvasir_workers.transfer.common.lease_keys import lease_key, seal
 from kvasir_workers.transfer.common.ticket import decode
 
 BLOCK = 32
@@ -290,3 +291,23 @@ def test_without_overlap_nothing_is_offered_early() -> None:
     side.arrived(Request("r", 200, {"offer": LEASE}))
     assert orders(side, step(0, 96)).offers == ()
     assert side.take_stats() is None
+
+
+def test_peers_that_any_rank_refused_are_counted(side: HandoffScheduler) -> None:
+    report = StepReport(refused=2)
+    report.merge(StepReport(refused=1))
+    side.update(report, sent=[], received=[])
+    totals = TransferTotals()
+    totals.add(side.take_stats() or {})
+    assert totals.transfer_peers_refused == 3
+    assert side.take_stats() is None
+
+
+def test_the_ticket_has_the_key_of_its_lease_for_each_rank(side: HandoffScheduler) -> None:
+    secrets = [b"a" * 32, b"b" * 32]
+    side.set_endpoints([seal(f"rank {rank}", [secret]) for rank, secret in enumerate(secrets)])
+    request = Request("r", 40, {"offer": LEASE})
+    _, out = side.finished(request, [1, 2], completed=True)
+    assert out is not None
+    keys = [lease_key(secret, "lease", 3) for secret in secrets]
+    assert decode(out["ticket"]).ranks == tuple(seal(f"rank {rank}", [key]) for rank, key in enumerate(keys))

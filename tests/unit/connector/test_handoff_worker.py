@@ -15,6 +15,7 @@ from kvasir.ports.transfer import (
     KvRegion,
     LeaseEnded,
     Offer,
+    PeersRefused,
     PullFailed,
     PullSucceeded,
     TransferEvent,
@@ -375,3 +376,14 @@ def test_an_idle_step_naps_while_it_waits_and_stops_when_something_happens(bench
     bench.offer("p", "lease")
     bench.side.poll(idle=True)
     assert bench.naps == [handoff_worker.LEASE_NAP_S]
+
+
+def test_peers_that_the_transfer_refused_are_reported_once() -> None:
+    bench = Bench()
+    bench.transfer.upcoming = [[PeersRefused(3)], [PeersRefused(2)]]
+    for _ in range(2):
+        assert bench.side.poll(idle=False) == (set(), set())
+    report = bench.side.take_report()
+    assert report is not None
+    assert report.refused == 5
+    assert bench.side.take_report() is None

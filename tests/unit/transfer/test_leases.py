@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import KvRegion, LeaseEnded
+from kvasir.ports.transfer import UNSHARDED, BlockPart, KvRegion, LeaseEnded, Offer
 from kvasir_workers.transfer.common import checksums
 from kvasir_workers.transfer.common.checksums import HostSums
+from kvasir_workers.transfer.common.lease_keys import Refusals, lease_key
 from kvasir_workers.transfer.common.leases import LeaseState
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent
@@ -24,7 +25,9 @@ from kvasir_workers.transfer.nixl.leases import (
     look_up,
 )
 from kvasir_workers.transfer.nixl.pages import Page, PageMemory, page_bytes, parse
-from kvasir_workers.transfer.nixl.serving import MAX_NOTIFICATION_BYTES, NixlSender
+from kvasir_workers.transfer.nixl.serving import MAX_NOTIFICATION_BYTES, NixlSender, PulledNotice
+
+SECRET = b"s" * 32
 
 
 def find(table: NixlLeaseTable, lease_id: str, fence: int) -> TableEntry:
@@ -121,7 +124,15 @@ class Bench:
         self.sums = HostSums(regions)
         self.mailbox, self.table, self.pages = Mailbox(), NixlLeaseTable(), PageMemory(page_memory)
         self.parts = parts
-        self.side = NixlSender(self.mailbox, self.table, self.pages, HostSums(regions), parts)
+        self.side = NixlSender(
+            self.mailbox,
+            self.table,
+            self.pages,
+            HostSums(regions),
+            parts,
+            secret=SECRET,
+            refusals=Refusals(lambda: 0.0),
+        )
 
     def offer(self, lease_id: str, blocks: list[int], total: int | None = None) -> None:
         total = len(blocks) if total is None else total
@@ -139,27 +150,58 @@ class Bench:
         self.mailbox.messages.append(msgspec.msgpack.encode(list(notice)))
         return self.side.poll(0.0)
 
+    def confirmed(self, lease_id: str, fence: int, part: int, of: int) -> list[LeaseEnded]:
+        """What ends when a holder of the ticket confirms its part."""
+        offer = Offer(lease_id, fence, 10.0, (), 0, "")
+        key = lease_key(SECRET, lease_id, fence)
+        notice = PulledNotice.signed(offer, BlockPart(part, of), key)
+        self.mailbox.messages.append(msgspec.msgpack.encode(notice))
+        return self.side.poll(0.0)
+
 
 def test_messages_that_are_not_notices_are_dropped() -> None:
     bench = Bench()
     bench.offer("a", [1])
     bench.mailbox.messages = [b"", b"\xc1", b"x" * (MAX_NOTIFICATION_BYTES + 1)]
     assert bench.side.poll(0.0) == []
-    for garbage in (["a", "one", 0, 1], ["a", 1], ["a", 1, 1, 1], ["a", 1, -1, 1], ["a", 1, 0, 0]):
+    some = b"x" * 32
+    for garbage in (
+        ["a", "one", 0, 1, some],
+        ["a", 1],
+        ["a", 1, 1, 1, some],
+        ["a", -1, 0, 1, some],
+        ["a"] * 5,
+    ):
         assert bench.confirm(*garbage) == []
-    for foreign in (["a", 2, 0, 1], ["b", 1, 0, 1]):
-        assert bench.confirm(*foreign) == []
+    assert bench.side.take_refused() == 8
+    for foreign in (("a", 2, 0, 1), ("b", 1, 0, 1)):
+        assert bench.confirmed(*foreign) == []
     assert bench.side.live == 1
     assert bench.side.poll(10.0) == [LeaseEnded("a", "expired")]
+
+
+def test_who_has_no_ticket_cannot_end_a_lease_and_is_counted() -> None:
+    bench = Bench()
+    bench.offer("a", [1])
+    offer, other = Offer("a", 1, 10.0, (), 0, ""), Offer("b", 1, 10.0, (), 0, "")
+    stolen = PulledNotice.signed(other, UNSHARDED, lease_key(SECRET, "b", 1)).proof
+    for proof in (b"", b"x" * 32, SECRET, stolen, lease_key(SECRET, "a", 1)):
+        assert bench.confirm("a", 1, 0, 1, proof) == []
+    half = PulledNotice.signed(offer, BlockPart(0, 2), lease_key(SECRET, "a", 1)).proof
+    assert bench.confirm("a", 1, 0, 1, half) == [], "a proof of one part is none of the whole"
+    assert bench.side.live == 1
+    assert bench.side.take_refused() == 6
+    assert bench.side.take_refused() == 0
+    assert bench.confirmed("a", 1, 0, 1) == [LeaseEnded("a", "pulled")]
 
 
 def test_a_lease_is_pulled_when_each_part_has_been_confirmed() -> None:
     bench = Bench()
     bench.offer("a", [1])
-    assert bench.confirm("a", 1, 0, 2) == []
-    assert bench.confirm("a", 1, 0, 2) == []
-    assert bench.confirm("a", 1, 1, 2) == [LeaseEnded("a", "pulled")]
-    assert bench.confirm("a", 1, 1, 2) == []
+    assert bench.confirmed("a", 1, 0, 2) == []
+    assert bench.confirmed("a", 1, 0, 2) == []
+    assert bench.confirmed("a", 1, 1, 2) == [LeaseEnded("a", "pulled")]
+    assert bench.confirmed("a", 1, 1, 2) == []
 
 
 def test_a_page_tells_of_blocks_as_they_become_complete_with_their_sums() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
 torch = pytest.importorskip("torch")
 
@@ -24,13 +25,21 @@ from kvasir.ports.transfer import (  # noqa: E402
     BlockPart,
     LeaseEnded,
     Offer,
+    PeersRefused,
     PullFailed,
     PullSucceeded,
     TransferEvent,
 )
+from kvasir_workers.transfer.common.lease_keys import (  # noqa: E402
+    SECRET_BYTES,
+    issue,
+    opened,
+    opened_one,
+    seal,
+)
 from kvasir_workers.transfer.nccl import receiving, serving  # noqa: E402
 from kvasir_workers.transfer.nccl.adapter import NcclTransfer  # noqa: E402
-from kvasir_workers.transfer.nccl.control import Control, Waker  # noqa: E402
+from kvasir_workers.transfer.nccl.control import Control, LeaseClaim, Waker, request_proof  # noqa: E402
 from kvasir_workers.transfer.nccl.endpoint import VERSION, NcclEndpoint, decode, encode  # noqa: E402
 from kvasir_workers.transfer.nccl.group import Fabric, NcclGroupLink  # noqa: E402
 from kvasir_workers.transfer.nccl.local import tag  # noqa: E402
@@ -104,17 +113,71 @@ def test_neighbouring_and_scattered_blocks_arrive_alike(
     assert events(source) == [LeaseEnded("l", "pulled")]
 
 
-def test_a_stranger_with_another_secret_is_refused_and_others_are_served(
-    agent: Callable[[], LocalPeer],
+def guessed(offer: Offer) -> Offer:
+    """The offer with a key that its sender did not issue."""
+    return replace(offer, endpoint=seal(opened(offer.endpoint)[0], [bytes(SECRET_BYTES)]))
+
+
+def test_a_stranger_without_a_ticket_is_refused_counted_and_logged_and_others_are_served(
+    agent: Callable[[], LocalPeer], caplog: pytest.LogCaptureFixture
 ) -> None:
     source, target = agent(), agent()
     offer = source.offer("l", 1, [1], 60.0)
-    stolen = encode(replace_secret(decode(offer.endpoint)))
-    target.pull("guess", replace(offer, endpoint=stolen), 0, [1], 60.0)
+    before = target.read(1)
+    target.pull("guess", guessed(offer), 0, [1], 60.0)
     assert failure(target).reason == "unreachable"
-    assert source.poll() == []
+    assert target.read(1) == before
+    assert events(source) == [PeersRefused(1)]
+    assert "refused 1 peers without a valid ticket for KV" in caplog.text
+    assert offer.endpoint not in caplog.text
     target.pull("p", offer, 0, [1], 60.0)
     assert isinstance(events(target)[0], PullSucceeded)
+
+
+def test_the_ticket_of_one_lease_opens_no_other_and_does_not_tell_whether_there_is_one(
+    agent: Callable[[], LocalPeer],
+) -> None:
+    source, target = agent(), agent()
+    source.write(1, 1)
+    mine = source.offer("mine", 1, [1], 60.0)
+    target.pull("p", mine, 0, [1], 60.0)
+    assert isinstance(events(target)[0], PullSucceeded)
+    source.offer("theirs", 1, [2], 60.0)
+    assert events(source) == [LeaseEnded("mine", "pulled")]
+    before, details = target.read(3), set()
+    for lease_id, fence in (("theirs", 1), ("theirs", 2), ("nobody's", 1)):
+        target.pull(lease_id, replace(mine, lease_id=lease_id, fence=fence), 0, [3], 60.0)
+        refused = failure(target)
+        assert refused.reason == "ticket"
+        details.add(refused.detail)
+    assert len(details) == 1
+    assert target.read(3) == before
+    assert sum(event.count for event in events(source) if isinstance(event, PeersRefused)) == 3
+
+
+def test_a_ticket_is_worth_nothing_once_its_lease_has_ended(agent: Callable[[], LocalPeer]) -> None:
+    source, target = agent(), agent()
+    offer = source.offer("l", 1, [1], 60.0)
+    target.pull("once", offer, 0, [1], 60.0)
+    assert isinstance(events(target)[0], PullSucceeded)
+    assert events(source) == [LeaseEnded("l", "pulled")]
+    before = target.read(2)
+    target.pull("again", offer, 0, [2], 60.0)
+    assert failure(target).reason == "expired"
+    assert target.read(2) == before
+
+
+def test_who_connects_to_the_data_port_in_the_place_of_a_peer_gets_no_block(
+    agent: Callable[[], LocalPeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = agent(), agent()
+    offer = source.offer("l", 1, [1], 60.0)
+    tensor = Fabric.tensor
+    # Its greeting is right, and what it sends over the group is not.
+    monkeypatch.setattr(Fabric, "tensor", lambda fabric, data: tensor(fabric, bytes(len(data))))
+    target.pull("p", offer, 0, [1], 60.0)
+    assert failure(target).reason == "unreachable"
+    assert events(source) == [PeersRefused(1)]
 
 
 def test_a_pull_that_begins_after_its_thread_failed_gets_the_reason(
@@ -122,15 +185,14 @@ def test_a_pull_that_begins_after_its_thread_failed_gets_the_reason(
 ) -> None:
     source, target = agent(), agent()
     offer = source.offer("l", 1, [1], 60.0)
-    stolen = encode(replace_secret(decode(offer.endpoint)))
     begin = receiving.PulledAgent.begin
 
-    def late(puller: receiving.PulledAgent, pull: NcclPull) -> bool:
+    def late(puller: receiving.PulledAgent, pull: NcclPull, key: bytes) -> bool:
         puller.end()
-        return begin(puller, pull)
+        return begin(puller, pull, key)
 
     monkeypatch.setattr(receiving.PulledAgent, "begin", late)
-    target.pull("guess", replace(offer, endpoint=stolen), 0, [1], 60.0)
+    target.pull("guess", guessed(offer), 0, [1], 60.0)
     assert failure(target).reason == "unreachable"
 
 
@@ -141,27 +203,15 @@ def test_a_pull_that_begins_as_its_thread_ends_idle_gets_another(
     begin = receiving.PulledAgent.begin
     ended: list[receiving.PulledAgent] = []
 
-    def idle_once(puller: receiving.PulledAgent, pull: NcclPull) -> bool:
+    def idle_once(puller: receiving.PulledAgent, pull: NcclPull, key: bytes) -> bool:
         if not ended:
             ended.append(puller)
             puller.retire()
-        return begin(puller, pull)
+        return begin(puller, pull, key)
 
     monkeypatch.setattr(receiving.PulledAgent, "begin", idle_once)
     target.pull("p", source.offer("l", 1, [1], 60.0), 0, [1], 60.0)
     assert isinstance(events(target)[0], PullSucceeded)
-
-
-def replace_secret(endpoint: NcclEndpoint) -> NcclEndpoint:
-    return NcclEndpoint(
-        VERSION,
-        endpoint.host,
-        endpoint.port,
-        bytes(len(endpoint.secret)),
-        endpoint.device,
-        endpoint.block_bytes,
-        endpoint.layout,
-    )
 
 
 def test_connections_that_say_nothing_make_room_for_peers(
@@ -170,7 +220,7 @@ def test_connections_that_say_nothing_make_room_for_peers(
     monkeypatch.setattr(serving, "MAX_PEERS", 3)
     source, target = agent(), agent()
     offer = source.offer("l", 1, [1], 60.0)
-    endpoint = decode(offer.endpoint)
+    endpoint = decode(opened_one(offer.endpoint)[0])
     silent = [socket.create_connection((endpoint.host, endpoint.port)) for _ in range(6)]
     target.pull("p", offer, 0, [1], 60.0)
     assert isinstance(events(target)[0], PullSucceeded)
@@ -226,8 +276,9 @@ class Impostor:
     def offer(self, blocks: int) -> Offer:
         layout = KvLayout(32, "float32", HEAD_MAJOR, LAYERS, 4, 32, LAYERS * BLOCK_BYTES, 1)
         port = self.listener.getsockname()[1]
-        endpoint = NcclEndpoint(VERSION, HOST, port, self.secret, "cpu", (BLOCK_BYTES,) * LAYERS, layout)
-        return Offer("l", 1, 60.0, tuple(range(blocks)), blocks, encode(endpoint))
+        endpoint = NcclEndpoint(VERSION, HOST, port, "cpu", (BLOCK_BYTES,) * LAYERS, layout)
+        ticket = issue(seal(encode(endpoint), [self.secret]), "l", 1)
+        return Offer("l", 1, 60.0, tuple(range(blocks)), blocks, ticket)
 
     def end(self) -> None:
         self.go.set()
@@ -238,7 +289,8 @@ class Impostor:
         connection, _ = self.listener.accept()
         control = Control(connection, self.waker, time.monotonic)
         deadline_s = time.monotonic() + PATIENCE_S
-        link, heard = meet_puller(control, self.secret, Fabric(HOST, "cpu"), deadline_s)
+        met = meet_puller(control, self.secret, Fabric(HOST, "cpu"), deadline_s)
+        link, heard = met.link, met.early
         while not any(isinstance(message, PullRequest) for message in heard):
             heard = control.receive(deadline_s)
         for message in self.say:
@@ -351,7 +403,9 @@ def test_a_peer_that_breaks_the_protocol_fails_its_pulls(
 
 
 @pytest.mark.parametrize(
-    "message", [End(0, "", ""), PullRequest(0, "l", 1, 0, 1, 0, 1, 0, 1), StorePut("key", b"value")], ids=repr
+    "message",
+    [End(0, "", ""), PullRequest(0, "l", 1, 0, 1, 0, 1, 0, 1, b""), StorePut("key", b"value")],
+    ids=repr,
 )
 def test_a_puller_that_breaks_the_protocol_harms_no_other(
     agent: Callable[[], LocalPeer], message: Message
@@ -359,10 +413,12 @@ def test_a_puller_that_breaks_the_protocol_harms_no_other(
     source, target = agent(), agent()
     source.write(1, 1)
     offer = source.offer("l", 1, [1], 60.0)
-    endpoint = decode(offer.endpoint)
+    packed, key = opened_one(offer.endpoint)
     waker = Waker()
-    rude = Control(socket.create_connection((HOST, endpoint.port)), waker, time.monotonic)
-    rude.enter(endpoint.secret, time.monotonic() + PATIENCE_S)
+    rude = Control(socket.create_connection((HOST, decode(packed).port)), waker, time.monotonic)
+    met = rude.enter(LeaseClaim("l", 1, key), time.monotonic() + PATIENCE_S)
+    if isinstance(message, PullRequest):
+        message = structs.replace(message, proof=request_proof(key, met.nonces, message.number))
     for _ in range(3):
         rude.send(message)
     target.pull("p", offer, 0, [1], 60.0)

@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from kvasir.core.errors import TransferError
-from kvasir_workers.transfer.nccl.control import MAGIC, Control, Waker
+from kvasir_workers.transfer.common.lease_keys import lease_key
+from kvasir_workers.transfer.nccl.control import MAGIC, NONCE_BYTES, Control, Greeting, LeaseClaim, Waker
 from kvasir_workers.transfer.nccl.messages import (
     MAX_FRAME_BYTES,
     Chunk,
@@ -19,6 +20,7 @@ from kvasir_workers.transfer.nccl.messages import (
     End,
     Message,
     Opening,
+    PairProven,
     PullRequest,
     StorePut,
     Withdraw,
@@ -26,9 +28,11 @@ from kvasir_workers.transfer.nccl.messages import (
 )
 
 SECRET = b"s" * 32
+CLAIM = LeaseClaim("lease", 7, lease_key(SECRET, "lease", 7))
 MESSAGES: list[Message] = [
     StorePut("0/1", b"\x00\xff"),
-    PullRequest(1, "lease", 7, 3, 40, 1, 2, 1, 2),
+    PairProven(),
+    PullRequest(1, "lease", 7, 3, 40, 1, 2, 1, 2, b"\x00\xff" * 16),
     Opening(1, 0, 2, b"\x00\xff" * 8),
     Chunk(1, 0, 12),
     End(1, "expired", "lease has ended"),
@@ -65,7 +69,7 @@ def soon() -> float:
     return time.monotonic() + 20.0
 
 
-def in_thread(call: Callable[[], None]) -> tuple[threading.Thread, list[str]]:
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[str]]:
     """Run it beside the test; the message of its TransferError, if any, is in the list at the end."""
     raised: list[str] = []
 
@@ -80,9 +84,9 @@ def in_thread(call: Callable[[], None]) -> tuple[threading.Thread, list[str]]:
     return thread, raised
 
 
-def test_who_knows_the_secret_is_let_in_and_both_understand_each_other(ends: Ends) -> None:
+def test_who_has_a_ticket_is_let_in_and_both_understand_each_other(ends: Ends) -> None:
     thread, refused = in_thread(lambda: ends.first.admit(SECRET, soon()))
-    ends.second.enter(SECRET, soon())
+    ends.second.enter(CLAIM, soon())
     thread.join()
     assert refused == []
     for message in MESSAGES:
@@ -93,12 +97,39 @@ def test_who_knows_the_secret_is_let_in_and_both_understand_each_other(ends: End
     assert found == MESSAGES
 
 
-def test_who_does_not_know_the_secret_is_refused_by_both(ends: Ends) -> None:
+@pytest.mark.parametrize(
+    "claim",
+    [
+        replace(CLAIM, key=b"x" * 32),
+        replace(CLAIM, key=SECRET),
+        replace(CLAIM, fence=8),
+        replace(CLAIM, lease_id="another"),
+    ],
+    ids=["guessed", "secret", "fence", "lease"],
+)
+def test_who_has_no_ticket_for_the_lease_that_it_names_is_refused(ends: Ends, claim: LeaseClaim) -> None:
     thread, refused = in_thread(lambda: _admit_and_close(ends))
     with pytest.raises(TransferError, match="before authentication"):
-        ends.second.enter(b"x" * 32, soon())
+        ends.second.enter(claim, soon())
     thread.join()
-    assert refused == ["a peer does not have this agent's secret"]
+    assert refused == ["it has no ticket of this agent's"]
+
+
+def test_a_proof_is_worth_nothing_on_another_connection(ends: Ends) -> None:
+    thread, refused = in_thread(lambda: _admit_and_close(ends))
+    # What a puller wrote on a connection whose server chose other nonces.
+    overheard = Greeting(CLAIM.key, bytes(NONCE_BYTES) * 2).proof(b"pull")
+    name = CLAIM.lease_id.encode()
+    ends.raw.sendall(bytes(NONCE_BYTES) + overheard + (7).to_bytes(8, "little") + b"\x05\x00" + name)
+    thread.join()
+    assert refused == ["it has no ticket of this agent's"]
+
+
+def test_a_name_that_no_lease_has_is_not_read(ends: Ends) -> None:
+    thread, refused = in_thread(lambda: _admit_and_close(ends))
+    ends.raw.sendall(bytes(NONCE_BYTES + 32 + 8) + b"\xff\xff")
+    thread.join()
+    assert refused == ["it named no lease"]
 
 
 def _admit_and_close(ends: Ends) -> None:
@@ -108,17 +139,17 @@ def _admit_and_close(ends: Ends) -> None:
         ends.first.close()
 
 
-def test_a_server_that_does_not_know_the_secret_is_refused(ends: Ends) -> None:
-    entering, refused = in_thread(lambda: ends.first.enter(SECRET, soon()))
+def test_a_server_that_did_not_issue_the_ticket_is_refused(ends: Ends) -> None:
+    entering, refused = in_thread(lambda: ends.first.enter(CLAIM, soon()))
     ends.raw.sendall(MAGIC + bytes(32) + bytes(32))
     entering.join()
-    assert refused == ["the peer at this address does not have the endpoint's secret"]
+    assert refused == ["the peer at this address did not issue this ticket"]
 
 
 def test_another_protocol_is_recognised(ends: Ends) -> None:
     ends.raw.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(64))
     with pytest.raises(TransferError, match="not a transfer agent"):
-        ends.first.enter(SECRET, soon())
+        ends.first.enter(CLAIM, soon())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvasir.core.locality import MAX_NICS, Nic, NicProtocol
-from kvasir_workers.transfer.common.nics import nics
+from kvasir_workers.transfer.common.nics import interface_of, nics, rdma_ports
 
 
 def write(path: Path, text: str) -> None:
@@ -88,3 +88,18 @@ def test_a_machine_without_interfaces_or_with_too_many_is_no_error(tmp_path: Pat
     for number in range(MAX_NICS + 8):
         ethernet(tmp_path, f"eth{number:02}")
     assert len(nics(tmp_path)) == MAX_NICS
+
+
+def test_ports_of_rdma_devices_are_named_as_ucx_names_them(tmp_path: Path) -> None:
+    rdma(tmp_path, "mlx5_0")
+    rdma(tmp_path, "mlx5_1", state="1: DOWN")
+    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/2/state", "4: ACTIVE")
+    assert rdma_ports(tmp_path) == ("mlx5_0:1", "mlx5_0:2")
+
+
+def test_the_interface_of_an_address_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "proc/net/if_inet6", "fd000000000000000000000000000007 02 40 00 80     eth7")
+    assert interface_of("127.0.0.1", tmp_path) == "lo"
+    assert interface_of("fd00::7", tmp_path) == "eth7"
+    for absent in ("192.0.2.1", "fd00::8", "0.0.0.0", "no-such-host.invalid"):
+        assert interface_of(absent, tmp_path) is None

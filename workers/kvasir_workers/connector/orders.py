@@ -102,10 +102,11 @@ class Received:
 @dataclass(slots=True)
 class StepReport:
     """Report from the worker half to the scheduler half. `received` is by request; `confirmed` counts ranks
-    by pull."""
+    by pull; `refused` counts peers without a valid ticket."""
 
     received: dict[str, Received] = field(default_factory=dict)
     confirmed: dict[str, int] = field(default_factory=dict)
+    refused: int = 0
     tiers: TierReport = field(default_factory=TierReport)
 
     def merge(self, other: StepReport) -> None:
@@ -115,4 +116,5 @@ class StepReport:
             self.received[request_id] = received if mine is None else mine.plus(received)
         for pull_id, ranks in other.confirmed.items():
             self.confirmed[pull_id] = self.confirmed.get(pull_id, 0) + ranks
+        self.refused += other.refused
         self.tiers.merge(other.tiers)

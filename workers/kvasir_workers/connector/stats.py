@@ -21,10 +21,11 @@ from kvasir.core.kv import TierLoad
 BYTES_RECEIVED = "kvasir_transfer_bytes_received"
 TRANSFERS_RECEIVED = "kvasir_transfers_received"
 TRANSFERS_FAILED = "kvasir_transfers_failed"
+PEERS_REFUSED = "kvasir_transfer_peers_refused"
 BLOCKS_LEASED = "kvasir_kv_blocks_leased"
 EARLY_HANDOFFS = "kvasir_early_handoffs"
 
-COUNTERS = (BYTES_RECEIVED, TRANSFERS_RECEIVED, TRANSFERS_FAILED)
+COUNTERS = (BYTES_RECEIVED, TRANSFERS_RECEIVED, TRANSFERS_FAILED, PEERS_REFUSED)
 
 SWAPPED_IN = "kvasir_swapped_in"
 RECOMPUTED = "kvasir_recomputed"
@@ -40,6 +41,7 @@ class TransferTotals:
     bytes_received: int = 0
     transfers_received: int = 0
     transfers_failed: int = 0
+    transfer_peers_refused: int = 0
     blocks_leased: int = 0
     swapped_in: int = 0
     recomputed: int = 0
@@ -50,6 +52,7 @@ class TransferTotals:
         self.bytes_received += int(report.get(BYTES_RECEIVED, 0))
         self.transfers_received += int(report.get(TRANSFERS_RECEIVED, 0))
         self.transfers_failed += int(report.get(TRANSFERS_FAILED, 0))
+        self.transfer_peers_refused += int(report.get(PEERS_REFUSED, 0))
         self.blocks_leased = int(report.get(BLOCKS_LEASED, self.blocks_leased))
         self.swapped_in += int(report.get(SWAPPED_IN, 0))
         self.recomputed += int(report.get(RECOMPUTED, 0))

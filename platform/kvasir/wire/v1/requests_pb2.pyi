@@ -340,7 +340,7 @@ class TierLoad(_message.Message):
     def __init__(self, medium: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes_used: _Optional[int] = ..., bytes_capacity: _Optional[int] = ..., loads: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., stored_blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., failures: _Optional[int] = ..., trouble: _Optional[str] = ..., readable: _Optional[bool] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased", "prefix_queries_tokens", "prefix_hits_tokens", "transfer_bytes_received", "transfers_received", "transfers_failed", "preemptions", "speculated_tokens", "accepted_tokens", "swapped_in", "recomputed", "tiers")
+    __slots__ = ("running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased", "prefix_queries_tokens", "prefix_hits_tokens", "transfer_bytes_received", "transfers_received", "transfers_failed", "preemptions", "speculated_tokens", "accepted_tokens", "swapped_in", "recomputed", "tiers", "transfer_peers_refused")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class EngineLoad(_message.Message):
     SWAPPED_IN_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_PEERS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -373,7 +374,8 @@ class EngineLoad(_message.Message):
     swapped_in: int
     recomputed: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierLoad]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_leased: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hits_tokens: _Optional[int] = ..., transfer_bytes_received: _Optional[int] = ..., transfers_received: _Optional[int] = ..., transfers_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculated_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., swapped_in: _Optional[int] = ..., recomputed: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierLoad, _Mapping]]] = ...) -> None: ...
+    transfer_peers_refused: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_leased: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hits_tokens: _Optional[int] = ..., transfer_bytes_received: _Optional[int] = ..., transfers_received: _Optional[int] = ..., transfers_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculated_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., swapped_in: _Optional[int] = ..., recomputed: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierLoad, _Mapping]]] = ..., transfer_peers_refused: _Optional[int] = ...) -> None: ...
 
 class StepBatch(_message.Message):
     __slots__ = ("deltas", "load", "kv")

@@ -32,6 +32,7 @@ from kvasir_workers.connector.orders import (
     StepReport,
 )
 from kvasir_workers.connector.request_blocks import RequestProgress, absent_blocks
+from kvasir_workers.transfer.common.lease_keys import issue
 from kvasir_workers.transfer.common.ticket import Ticket, encode
 
 _log = logging.getLogger(__name__)
@@ -187,6 +188,7 @@ class HandoffScheduler:
                 self._add_received(request_id, part)
             for pull_id, ranks in report.confirmed.items():
                 self._add_confirmed(pull_id, ranks)
+            self._counts[stats.PEERS_REFUSED] += report.refused
         for request_id in received:
             if request_id not in self._pulling:
                 continue
@@ -252,12 +254,13 @@ class HandoffScheduler:
         return OfferParams(lease.lease_id, lease.fence, min(lease.ttl_s, self._max_lease_s))
 
     def _handoff(self, lease: OfferParams, blocks: tuple[int, ...], total: int) -> dict[str, Any]:
+        ranks = tuple(issue(endpoint, lease.lease_id, lease.fence) for endpoint in self._endpoints)
         return {
             "lease_id": lease.lease_id,
             "fence": lease.fence,
             "ttl_s": lease.ttl_s,
             "blocks": total,
-            "ticket": encode(Ticket(self._endpoints, blocks, total, self._stages)),
+            "ticket": encode(Ticket(ranks, blocks, total, self._stages)),
         }
 
     def _untaken_pull(self, request: HandoffRequest) -> PullParams | None:

@@ -18,6 +18,7 @@ from kvasir.ports.transfer import (
     KvTransfer,
     LeaseEnded,
     Offer,
+    PeersRefused,
     PullFailed,
     PullSucceeded,
 )
@@ -184,10 +185,13 @@ class HandoffWorker:
         self._fruitless = 0 if events else self._fruitless + 1
         received: set[str] = set()
         for event in events:
-            if isinstance(event, LeaseEnded):
-                self._end_lease(event)
-            else:
-                received |= self._end_pull(event)
+            match event:
+                case LeaseEnded():
+                    self._end_lease(event)
+                case PeersRefused(count):
+                    self._report.refused += count
+                case _:
+                    received |= self._end_pull(event)
         sent, self._sent = self._sent, set()
         return sent, received
 
@@ -198,7 +202,7 @@ class HandoffWorker:
 
     def take_report(self) -> StepReport | None:
         """Return what was moved since the last call; None if nothing was."""
-        if not self._report.received and not self._report.confirmed:
+        if not (self._report.received or self._report.confirmed or self._report.refused):
             return None
         report, self._report = self._report, StepReport()
         return report

@@ -15,11 +15,13 @@ from kvasir.ports.transfer import (
     KvRegion,
     LeaseEnded,
     Offer,
+    PeersRefused,
     PullFailed,
     PullSucceeded,
     TransferEvent,
 )
 from kvasir_workers.transfer.common.checksums import require_parts
+from kvasir_workers.transfer.common.lease_keys import issue
 from kvasir_workers.transfer.common.pulls import PullSpec
 
 
@@ -40,6 +42,10 @@ class Sender(Protocol):
 
     def poll(self) -> list[LeaseEnded]:
         """End leases past their deadline."""
+        ...
+
+    def take_refused(self) -> int:
+        """Return how many peers without a valid ticket were refused since the last call."""
         ...
 
     def close(self) -> list[LeaseEnded]:
@@ -81,7 +87,8 @@ class AgentTransfer(ABC):
 
     @abstractmethod
     def _start(self, regions: Sequence[KvRegion], layout: KvLayout) -> tuple[Sender, Receiver, str]:
-        """Start both sides over regions of one device; return them and the agent's endpoint."""
+        """Start both sides over regions of one device; return them and the agent's endpoint, with its
+        secret."""
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
         """See the port. Raise TransferError when called twice, when regions are on different devices, when
@@ -102,7 +109,8 @@ class AgentTransfer(ABC):
             raise TransferError("no KV memory is registered")
         total = len(blocks) if total is None else total
         self._sender.offer(lease_id, fence, blocks, total=total, ttl_s=ttl_s)
-        return Offer(lease_id, fence, ttl_s, tuple(blocks), total, self._endpoint)
+        endpoint = issue(self._endpoint, lease_id, fence)
+        return Offer(lease_id, fence, ttl_s, tuple(blocks), total, endpoint)
 
     def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
         """See the port."""
@@ -137,6 +145,8 @@ class AgentTransfer(ABC):
         events, self._final_events = self._final_events, []
         if self._sender is not None:
             events += self._sender.poll()
+            if refused := self._sender.take_refused():
+                events.append(PeersRefused(refused))
         if self._receiver is not None:
             events += self._receiver.poll()
         return events

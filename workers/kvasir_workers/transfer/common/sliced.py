@@ -21,15 +21,18 @@ from kvasir.ports.transfer import (
     KvTransfer,
     LeaseEnded,
     Offer,
+    PeersRefused,
     PullFailed,
     PullSucceeded,
     TransferEvent,
 )
+from kvasir_workers.transfer.common.lease_keys import issue, opened, seal
 from kvasir_workers.transfer.common.ticket import pack_struct, unpack_struct
 
 
 class SlicedEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The endpoints of a rank's agents, by the numbers of their slices."""
+    """The endpoints of a rank's agents, by the numbers of their slices. Their secrets or keys are behind it,
+    in the order of the numbers."""
 
     slices: dict[int, str]
 
@@ -75,13 +78,16 @@ class SlicedTransfer:
 
     def register(self, regions: Sequence[KvRegion], layout: KvLayout) -> str:
         """See the port."""
-        endpoints = {}
+        endpoints, secrets = {}, {}
         for each in self._slices:
             held = regions[each.regions.start : each.regions.stop]
             size = sum(region.block_bytes for region in held)
             part = replace(layout, layers=len(held), bytes_per_block=size)
-            endpoints[each.number] = self._agents[each.number].register(held, part)
-        self._endpoint = pack_struct(SlicedEndpoint(endpoints))
+            sealed = self._agents[each.number].register(held, part)
+            endpoints[each.number], found = opened(sealed)
+            secrets[each.number] = found[0] if found else b""
+        packed = pack_struct(SlicedEndpoint(endpoints))
+        self._endpoint = seal(packed, [secrets[number] for number in sorted(secrets)])
         return self._endpoint
 
     def offer(
@@ -102,7 +108,7 @@ class SlicedTransfer:
                 agent.release(lease_id)
             raise
         self._leases[lease_id] = _SlicedLease(len(offered))
-        return replace(made, endpoint=self._endpoint)
+        return replace(made, endpoint=issue(self._endpoint, lease_id, fence))
 
     def extend(self, lease_id: str, blocks: Sequence[int]) -> None:
         """See the port."""
@@ -125,7 +131,7 @@ class SlicedTransfer:
         if pull_id in self._pulls:
             raise TransferError(f"pull {pull_id} is under way already")
         try:
-            theirs = unpack_struct(offer.endpoint, SlicedEndpoint, "endpoint of slices").slices
+            theirs = _opened_slices(offer.endpoint)
             common = {number: theirs[number] for number in self._agents if number in theirs}
             if not common:
                 mine = sorted(self._agents)
@@ -157,6 +163,8 @@ class SlicedTransfer:
             for event in agent.poll():
                 if isinstance(event, LeaseEnded):
                     self._end_lease(event)
+                elif isinstance(event, PeersRefused):
+                    self._events.append(event)
                 else:
                     self._end_pull(event)
         events, self._events = self._events, []
@@ -189,3 +197,15 @@ class SlicedTransfer:
             del self._pulls[event.pull_id]
             moved = PullSucceeded(event.pull_id, pull.bytes_moved, pull.seconds)
             self._events.append(pull.failure or moved)
+
+
+def _opened_slices(text: str) -> dict[int, str]:
+    """Return the endpoint of each slice, with its key. Raise TransferError."""
+    packed, keys = opened(text)
+    slices = unpack_struct(packed, SlicedEndpoint, "endpoint of slices").slices
+    if not keys:
+        return slices
+    if len(keys) != len(slices):
+        raise TransferError(f"the endpoint has {len(keys)} keys for {len(slices)} slices")
+    with_keys = zip(sorted(slices), keys, strict=True)
+    return {number: seal(slices[number], [key]) if key else slices[number] for number, key in with_keys}

@@ -1,22 +1,22 @@
 """`KvTransfer` over torch.distributed: NCCL between GPUs, gloo for KV in host memory.
 
 Every agent serves and pulls. No call of the port waits for a peer: that is done by one thread per peer and
-direction. The endpoint of an agent holds the secret by which it authenticates peers.
+direction.
 """
 
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Callable, Sequence
 
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.transfer.common.adapter import AgentTransfer
 from kvasir_workers.transfer.common.checksums import block_sums
+from kvasir_workers.transfer.common.lease_keys import make_secret, seal
 from kvasir_workers.transfer.common.memory import memory_of
 from kvasir_workers.transfer.common.pulls import shape_of
-from kvasir_workers.transfer.nccl.endpoint import SECRET_BYTES, VERSION, NcclEndpoint, encode
+from kvasir_workers.transfer.nccl.endpoint import VERSION, NcclEndpoint, encode
 from kvasir_workers.transfer.nccl.group import Fabric
 from kvasir_workers.transfer.nccl.local import Local
 from kvasir_workers.transfer.nccl.receiving import NcclReceiver
@@ -48,10 +48,10 @@ class NcclTransfer(AgentTransfer):
             fabric=Fabric(self._host, device),
             now=self._now,
         )
-        secret = os.urandom(SECRET_BYTES)
+        secret = make_secret()
         sender = NcclSender(local, secret, block_sums(regions, after_compute=True), self._parts)
         sizes = local.shape.block_bytes
-        endpoint = NcclEndpoint(VERSION, local.host, sender.port, secret, local.device, sizes, layout)
+        endpoint = NcclEndpoint(VERSION, local.host, sender.port, local.device, sizes, layout)
         # Threads that wait in torch's own code must not outlive the interpreter.
         atexit.register(self.close)
-        return sender, NcclReceiver(local), encode(endpoint)
+        return sender, NcclReceiver(local), seal(encode(endpoint), [secret])

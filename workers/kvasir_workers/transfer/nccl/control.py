@@ -6,20 +6,22 @@ an eventfd that it polls together with the socket.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import select
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvasir.core.errors import TransferError
+from kvasir_workers.transfer.common.lease_keys import MAC_BYTES, lease_key, mac, same
 from kvasir_workers.transfer.nccl.messages import MAX_FRAME_BYTES, Message, decode, encode
 
-MAGIC = b"kvasir-nccl-1\n"
+MAGIC = b"kvasir-nccl-2\n"
 NONCE_BYTES = 32
-MAC_BYTES = 32
+FENCE_BYTES = 8
+NAME_BYTES = 2
+MAX_LEASE_ID_BYTES = 1024
 LENGTH_BYTES = 4
 READ_BYTES = 256 << 10
 SEND_S = 10.0
@@ -68,6 +70,41 @@ class Waker:
                 os.close(self._event)
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseClaim:
+    """A lease of a serving agent, and the key for it from a ticket."""
+
+    lease_id: str
+    fence: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """The key by which two agents met, and the nonces of both, which no other connection has."""
+
+    key: bytes
+    nonces: bytes
+
+    def proof(self, purpose: bytes) -> bytes:
+        """Return what shows for one purpose that its writer has the key and takes part in this connection."""
+        return mac(self.key, purpose, self.nonces)
+
+
+def request_proof(key: bytes, nonces: bytes, number: int) -> bytes:
+    """Return the proof of a PullRequest of this number, by the key of its lease."""
+    return mac(key, b"request", nonces, number.to_bytes(8, "little"))
+
+
+def socket_for(host: str) -> socket.socket:
+    """Return a socket of the host's address family. Raise TransferError."""
+    try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        return socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransferError(f"the endpoint's host cannot be resolved: {error}") from error
+
+
 class Control:
     """A connected socket and its waker. Every connection error is raised as TransferError, after which the
     connection cannot be used. `now` reads a monotonic clock in seconds."""
@@ -95,28 +132,38 @@ class Control:
         if code:
             raise TransferError(f"cannot be reached: {os.strerror(code)}")
 
-    def admit(self, secret: bytes, deadline_s: float) -> None:
-        """Authenticate a puller by the secret, and prove to it that this agent has the secret. Raise
-        TransferError."""
+    def admit(self, secret: bytes, deadline_s: float) -> Greeting:
+        """Authenticate a puller by the key of the lease that it names, and prove to it that this agent has
+        the secret from which the key follows. Raise TransferError."""
         mine = os.urandom(NONCE_BYTES)
         self._write(MAGIC + mine)
-        answer = self._read_exactly(NONCE_BYTES + MAC_BYTES, deadline_s)
-        nonces = mine + answer[:NONCE_BYTES]
-        if not hmac.compare_digest(answer[NONCE_BYTES:], _mac(secret, b"pull", nonces)):
-            raise TransferError("a peer does not have this agent's secret")
-        self._write(_mac(secret, b"serve", nonces))
+        answer = self._read_exactly(NONCE_BYTES + MAC_BYTES + FENCE_BYTES + NAME_BYTES, deadline_s)
+        theirs, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES : NONCE_BYTES + MAC_BYTES]
+        fence, length = answer[-FENCE_BYTES - NAME_BYTES : -NAME_BYTES], answer[-NAME_BYTES:]
+        size = int.from_bytes(length, "little")
+        if size > MAX_LEASE_ID_BYTES:
+            raise TransferError("it named no lease")
+        lease_id = self._read_exactly(size, deadline_s).decode(errors="replace")
+        key = lease_key(secret, lease_id, int.from_bytes(fence, "little"))
+        greeting = Greeting(key, mine + theirs)
+        if not same(proof, greeting.proof(b"pull")):
+            raise TransferError("it has no ticket of this agent's")
+        self._write(greeting.proof(b"serve"))
+        return greeting
 
-    def enter(self, secret: bytes, deadline_s: float) -> None:
-        """The puller's side of `admit`. Raise TransferError."""
+    def enter(self, claim: LeaseClaim, deadline_s: float) -> Greeting:
+        """The puller's side of `admit`, with a lease of which it has the key. Raise TransferError."""
         greeting = self._read_exactly(len(MAGIC) + NONCE_BYTES, deadline_s)
         if not greeting.startswith(MAGIC):
             raise TransferError("the peer at this address is not a transfer agent of this version")
         mine = os.urandom(NONCE_BYTES)
-        nonces = greeting[len(MAGIC) :] + mine
-        self._write(mine + _mac(secret, b"pull", nonces))
+        greeted = Greeting(claim.key, greeting[len(MAGIC) :] + mine)
+        name, fence = claim.lease_id.encode(), claim.fence.to_bytes(FENCE_BYTES, "little")
+        self._write(mine + greeted.proof(b"pull") + fence + len(name).to_bytes(NAME_BYTES, "little") + name)
         proof = self._read_exactly(MAC_BYTES, deadline_s)
-        if not hmac.compare_digest(proof, _mac(secret, b"serve", nonces)):
-            raise TransferError("the peer at this address does not have the endpoint's secret")
+        if not same(proof, greeted.proof(b"serve")):
+            raise TransferError("the peer at this address did not issue this ticket")
+        return greeted
 
     def send(self, message: Message) -> None:
         """Write one message. Raise TransferError, also if the other side does not read for SEND_S."""
@@ -206,7 +253,3 @@ class Control:
                 raise TransferError("the other side closed the connection before authentication")
             data += received
         return data
-
-
-def _mac(secret: bytes, role: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(secret, role + nonces, hashlib.sha256)

@@ -1,6 +1,7 @@
-"""Endpoint of a serving agent: its control address, its secret, and the shape of its KV.
+"""Endpoint of a serving agent: its control address and the shape of its KV.
 
-The secret authenticates pullers, so an endpoint is sent only over authenticated sessions and is never logged.
+The key behind it in a ticket authenticates pullers, so a ticket is sent only over authenticated sessions and
+is never logged.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir_workers.transfer.common import ticket
 
-VERSION = 2
-SECRET_BYTES = 32
+VERSION = 3
 
 
 class NcclEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,7 +22,6 @@ class NcclEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     host: str
     port: int
-    secret: bytes
     device: str
     block_bytes: tuple[int, ...]
     layout: KvLayout
@@ -42,6 +41,6 @@ def decode(text: str) -> NcclEndpoint:
     """The inverse of `encode`. Raise TransferError."""
     endpoint = ticket.unpack_struct(text, NcclEndpoint, "NCCL endpoint")
     ticket.require_version(endpoint.version, VERSION)
-    if len(endpoint.secret) != SECRET_BYTES or not 0 < endpoint.port < 65536:
-        raise TransferError("the NCCL endpoint has an invalid port or secret")
+    if not 0 < endpoint.port < 65536:
+        raise TransferError("the NCCL endpoint has an invalid port")
     return endpoint

@@ -113,8 +113,8 @@ class NcclGroupLink(Protocol):
         """Start to receive the next message with the tag."""
         ...
 
-    def finish(self, work: Any) -> None:
-        """Wait for a receive, at most LINK_TIMEOUT_S, or for a send that the other side has received."""
+    def finish(self, work: Any, limit_s: float = LINK_TIMEOUT_S) -> None:
+        """Wait for a receive, at most `limit_s`, or for a send that the other side has received."""
         ...
 
     def abort(self) -> None:
@@ -142,6 +142,10 @@ class Fabric:
                 raise TransferError(f"gloo cannot bind {host}: {error}") from error
         elif not distributed.is_nccl_available():
             raise TransferError(f"KV is on {device}, but this build of torch has no NCCL")
+
+    def tensor(self, data: bytes) -> Any:
+        """Return bytes in the memory that groups move."""
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
 
     def link(self, rank: int, relay: StoreRelay) -> NcclGroupLink:
         """Connect to the other side. Raise TransferError."""
@@ -188,12 +192,12 @@ class GlooLink:
             data = self._group.recv([tensor], self._other, 2 * tag)
             return data, self._group.recv([self._nothing], self._other, 2 * tag + 1)
 
-    def finish(self, work: Any) -> None:
+    def finish(self, work: Any, limit_s: float = LINK_TIMEOUT_S) -> None:
         """See NcclGroupLink."""
         data, end = work
         with _translated():
-            end.wait(timedelta(seconds=LINK_TIMEOUT_S))
-            data.wait(timedelta(seconds=LINK_TIMEOUT_S))
+            end.wait(timedelta(seconds=limit_s))
+            data.wait(timedelta(seconds=limit_s))
 
     def abort(self) -> None:
         """See NcclGroupLink. An unanswered receive times out, which ends the group's connections."""
@@ -248,9 +252,9 @@ class NcclLink:
         with _translated():
             return self._group.recv([tensor], self._other, tag)
 
-    def finish(self, work: Any) -> None:
+    def finish(self, work: Any, limit_s: float = LINK_TIMEOUT_S) -> None:
         """See NcclGroupLink."""
-        deadline_s = time.monotonic() + LINK_TIMEOUT_S
+        deadline_s = time.monotonic() + limit_s
         with _translated():
             while not work.is_completed():
                 if time.monotonic() >= deadline_s:

@@ -25,7 +25,7 @@ class StorePut(msgspec.Struct, frozen=True, array_like=True, tag="s"):
 
 class PullRequest(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """Requests `blocks` blocks of a lease from number `first` on, of each the part `index` of `of`, as number
-    `reader` of `readers`."""
+    `reader` of `readers`. `proof` shows that the puller has the lease's key, on this connection."""
 
     number: int
     lease_id: str
@@ -36,6 +36,11 @@ class PullRequest(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     of: int
     reader: int
     readers: int
+    proof: bytes
+
+
+class PairProven(msgspec.Struct, frozen=True, array_like=True, tag="j"):
+    """The puller has authenticated the server over the process group."""
 
 
 class Withdraw(msgspec.Struct, frozen=True, array_like=True, tag="w"):
@@ -82,7 +87,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     detail: str
 
 
-Message = StorePut | PullRequest | Withdraw | Confirm | ChunkReceived | Opening | Chunk | End
+Message = StorePut | PairProven | PullRequest | Withdraw | Confirm | ChunkReceived | Opening | Chunk | End
 
 _decoder = msgspec.msgpack.Decoder(Message)
 

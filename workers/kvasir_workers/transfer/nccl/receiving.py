@@ -6,7 +6,6 @@ staging and copy them into blocks: see pulls.py for why a late chunk is harmless
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import OrderedDict, deque
 from typing import Any
@@ -15,8 +14,9 @@ import numpy as np
 
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import PullFailed, PullSucceeded
+from kvasir_workers.transfer.common.lease_keys import opened_one
 from kvasir_workers.transfer.common.pulls import KvShape, PullSpec, check_fits
-from kvasir_workers.transfer.nccl.control import Control, Waker
+from kvasir_workers.transfer.nccl.control import Control, LeaseClaim, Waker, request_proof, socket_for
 from kvasir_workers.transfer.nccl.endpoint import NcclEndpoint, decode
 from kvasir_workers.transfer.nccl.group import NcclGroupLink
 from kvasir_workers.transfer.nccl.local import SLOTS, Local, tag
@@ -58,13 +58,15 @@ class NcclReceiver:
         if wanted.pull_id in self._pulls:
             raise TransferError(f"pull {wanted.pull_id} is under way already")
         try:
-            endpoint = decode(wanted.offer.endpoint)
+            packed, key = opened_one(wanted.offer.endpoint)
+            endpoint = decode(packed)
             size = self._check_fits(endpoint, wanted)
         except TransferError as error:
             self._ended.append(wanted.failed("layout", error.message))
             return
         pull = NcclPull(wanted, size, self._local, self._ended)
-        agent = None if len(self._pulls) >= MAX_PULLS else self._begin(pull, endpoint)
+        claim = LeaseClaim(wanted.offer.lease_id, wanted.offer.fence, key)
+        agent = None if len(self._pulls) >= MAX_PULLS else self._begin(pull, endpoint, claim)
         if agent is None:
             detail = f"{len(self._pulls)} pulls from {len(self._agents)} agents are running already"
             pull.fail("io", detail)
@@ -102,16 +104,17 @@ class NcclReceiver:
         self._local.sums.close()
         return self.poll()
 
-    def _begin(self, pull: NcclPull, endpoint: NcclEndpoint) -> PulledAgent | None:
+    def _begin(self, pull: NcclPull, endpoint: NcclEndpoint, claim: LeaseClaim) -> PulledAgent | None:
         """Return the agent that accepted the pull, or None if there are too many."""
-        agent = self._agent(endpoint)
-        while agent is not None and not agent.begin(pull):
+        agent = self._agent(endpoint, claim)
+        while agent is not None and not agent.begin(pull, claim.key):
             # Its thread ended, idle, after `_agent` looked.
-            agent = self._agent(endpoint)
+            agent = self._agent(endpoint, claim)
         return agent
 
-    def _agent(self, endpoint: NcclEndpoint) -> PulledAgent | None:
-        """Return the thread for an endpoint, or None if there are too many."""
+    def _agent(self, endpoint: NcclEndpoint, claim: LeaseClaim) -> PulledAgent | None:
+        """Return the thread for an endpoint, or None if there are too many. A new one enters with the
+        claim."""
         self._retired = [agent for agent in self._retired if agent.alive]
         found = self._agents.get(endpoint)
         if found is not None and found.open:
@@ -128,7 +131,7 @@ class NcclReceiver:
             self._retired.append(leaving)
         if len(self._retired) >= MAX_AGENTS:
             return None
-        agent = PulledAgent(endpoint, self._local)
+        agent = PulledAgent(endpoint, claim, self._local)
         self._agents[endpoint] = agent
         return agent
 
@@ -142,13 +145,15 @@ class NcclReceiver:
 class PulledAgent:
     """One serving agent and the thread that pulls from it, until it is retired, breaks or is idle."""
 
-    def __init__(self, endpoint: NcclEndpoint, local: Local) -> None:
+    def __init__(self, endpoint: NcclEndpoint, claim: LeaseClaim, local: Local) -> None:
         self._endpoint = endpoint
+        self._claim = claim
+        self._nonces = b""
         self._local = local
         self._waker = Waker()
         self._lock = threading.Lock()
         self._open = True
-        self._begun: deque[NcclPull] = deque()
+        self._begun: deque[tuple[NcclPull, bytes]] = deque()
         self._pulls: dict[int, NcclPull] = {}
         self._withdrawn: set[int] = set()
         self._next_number = 0
@@ -178,11 +183,12 @@ class PulledAgent:
         """Whether it has pulls."""
         return bool(self._begun or self._pulls)
 
-    def begin(self, pull: NcclPull) -> bool:
-        """Accept a pull, which then ends in any case. Return False if this agent ended without a failure."""
+    def begin(self, pull: NcclPull, key: bytes) -> bool:
+        """Accept a pull with the key of its lease, which then ends in any case. Return False if this agent
+        ended without a failure."""
         with self._lock:
             if self._open:
-                self._begun.append(pull)
+                self._begun.append((pull, key))
                 self._waker.wake()
                 return True
             failure = self._failure
@@ -224,10 +230,11 @@ class PulledAgent:
         control: Control | None = None
         try:
             deadline_s = self._local.now() + GREETING_S
-            control = Control(_socket_for(self._endpoint.host), self._waker, self._local.now)
+            control = Control(socket_for(self._endpoint.host), self._waker, self._local.now)
             control.connect((self._endpoint.host, self._endpoint.port), deadline_s)
-            self._link, early = meet_server(control, self._endpoint.secret, self._local.fabric, deadline_s)
-            self._inbox.extend(early)
+            met = meet_server(control, self._claim, self._local.fabric, deadline_s)
+            self._link, self._nonces = met.link, met.greeting.nonces
+            self._inbox.extend(met.early)
             self._receive(control, self._link)
             failure = None
         except TransferError as error:
@@ -241,7 +248,7 @@ class PulledAgent:
         with self._lock:
             self._open = False
             self._failure = failure
-            left = [*self._begun, *self._pulls.values()]
+            left = [*(pull for pull, _ in self._begun), *self._pulls.values()]
         for pull in left:
             self._fail(pull, failure or ("io", "the connection ended"))
         self._arriving.clear()
@@ -270,7 +277,7 @@ class PulledAgent:
     def _tell(self, control: Control) -> None:
         """Send requests for new pulls, and withdraw the cancelled ones."""
         while self._begun:
-            pull = self._begun[0]
+            pull, key = self._begun[0]
             if not pull.over:
                 number, self._next_number = self._next_number, self._next_number + 1
                 self._pulls[number] = pull
@@ -284,6 +291,7 @@ class PulledAgent:
                     pull.wanted.source.of,
                     pull.wanted.reader.index,
                     pull.wanted.reader.of,
+                    request_proof(key, self._nonces, number),
                 )
                 control.send(request)
             self._begun.popleft()
@@ -386,12 +394,3 @@ class PulledAgent:
             return False
         control.wait(IDLE_S)
         return True
-
-
-def _socket_for(host: str) -> socket.socket:
-    """Return a socket of the host's address family. Raise TransferError."""
-    try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        return socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise TransferError(f"the endpoint's host cannot be resolved: {error}") from error

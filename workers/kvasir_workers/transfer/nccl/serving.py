@@ -17,14 +17,15 @@ from typing import Any
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import BlockPart, LeaseEnded
 from kvasir_workers.transfer.common.checksums import BlockSums
+from kvasir_workers.transfer.common.lease_keys import Refusals, lease_key, same
 from kvasir_workers.transfer.common.leases import LeaseState, refusal
 from kvasir_workers.transfer.common.memory import CopyBatch, Stretch
 from kvasir_workers.transfer.common.pulls import part_bytes
-from kvasir_workers.transfer.nccl.control import Control, Waker
+from kvasir_workers.transfer.nccl.control import Control, Waker, request_proof
 from kvasir_workers.transfer.nccl.group import NcclGroupLink
 from kvasir_workers.transfer.nccl.leases import LeaseBook
 from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, tag
-from kvasir_workers.transfer.nccl.meeting import GREETING_S, meet_puller
+from kvasir_workers.transfer.nccl.meeting import GREETING_S, PeerRefusedError, meet_puller
 from kvasir_workers.transfer.nccl.messages import (
     SUMS,
     Chunk,
@@ -48,8 +49,8 @@ WAITING_S = 1.0
 
 
 class NcclSender:
-    """Listens, and serves the blocks of its leases to peers that have `secret`, with `parts` checksums of
-    each, computed by `sums`. Raise TransferError if it cannot listen."""
+    """Listens, and serves the blocks of its leases to peers that have their keys, which follow from
+    `secret`, with `parts` checksums of each, computed by `sums`. Raise TransferError if it cannot listen."""
 
     def __init__(self, local: Local, secret: bytes, sums: BlockSums, parts: int) -> None:
         self._local = local
@@ -57,6 +58,7 @@ class NcclSender:
         self._sums = sums
         self._parts = parts
         self._book = LeaseBook(local.now, parts)
+        self._refusals = Refusals(local.now)
         host = local.host
         try:
             family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -102,6 +104,10 @@ class NcclSender:
         if ended:
             self._wake()
         return ended
+
+    def take_refused(self) -> int:
+        """Return how many peers and pulls without a valid ticket were refused since the last call."""
+        return self._refusals.take()
 
     def close(self) -> list[LeaseEnded]:
         """End every lease and disconnect every peer. When this returns, no thread reads KV memory. Returns
@@ -150,10 +156,11 @@ class NcclSender:
                 _log.warning("rejected a peer: %d others are pulling", MAX_PEERS)
                 connection.close()
                 return
-            longest = min(idle, key=lambda peer: peer.busy_s)
+            # Whoever has not shown a ticket leaves first.
+            longest = min(idle, key=lambda peer: (peer.met, peer.busy_s))
             longest.stop()
             longest.end()
-        peer = ServedPeer(connection, self._local, self._secret, self._book)
+        peer = ServedPeer(connection, self._local, self._secret, self._book, self._refusals)
         with self._lock:
             self._peers.append(peer)
 
@@ -175,10 +182,14 @@ class _Pull:
 class ServedPeer:
     """One connection and its thread."""
 
-    def __init__(self, connection: socket.socket, local: Local, secret: bytes, book: LeaseBook) -> None:
+    def __init__(
+        self, connection: socket.socket, local: Local, secret: bytes, book: LeaseBook, refusals: Refusals
+    ) -> None:
         self._local = local
         self._secret = secret
         self._book = book
+        self._refusals = refusals
+        self._nonces = b""
         self._waker = Waker()
         self._control = Control(connection, self._waker, local.now)
         self._link: NcclGroupLink | None = None
@@ -197,6 +208,11 @@ class ServedPeer:
         """Whether its thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def met(self) -> bool:
+        """Whether it has shown a ticket."""
+        return self._link is not None
+
     def wake(self) -> None:
         """Check the leases again."""
         self._waker.wake()
@@ -211,10 +227,12 @@ class ServedPeer:
 
     def _run(self) -> None:
         try:
-            self._link, messages = meet_puller(
-                self._control, self._secret, self._local.fabric, self._local.now() + GREETING_S
-            )
-            self._serve(self._link, messages)
+            met = meet_puller(self._control, self._secret, self._local.fabric, self._local.now() + GREETING_S)
+            self._link, self._nonces = met.link, met.greeting.nonces
+            self._serve(self._link, met.early)
+        except PeerRefusedError as error:
+            if not self._waker.stopped:
+                self._refusals.add(error.message)
         except TransferError as error:
             _log.info("a pulling peer disconnected: %s", error.message)
         finally:
@@ -269,6 +287,10 @@ class ServedPeer:
                 End(request.number, "io", f"{MAX_PULLS} pulls of one peer are running already")
             )
             return
+        if not self._proves(request):
+            self._refusals.add("it asked for a lease of which it has no ticket")
+            self._control.send(End(request.number, "ticket", "this pull has no valid ticket"))
+            return
         try:
             if min(request.first, request.blocks) < 0:
                 raise TransferError(f"invalid pull of {request.blocks} blocks from {request.first}")
@@ -277,6 +299,13 @@ class ServedPeer:
             self._control.send(End(request.number, "layout", error.message))
             return
         self._turns[request.number] = _Pull(request, batch_blocks(sum(sizes), len(sizes)))
+
+    def _proves(self, request: PullRequest) -> bool:
+        """Return whether the puller has the key of the lease that it names."""
+        if not (0 <= request.fence < 1 << 64 and 0 <= request.number < 1 << 64):
+            return False
+        key = lease_key(self._secret, request.lease_id, request.fence)
+        return same(request.proof, request_proof(key, self._nonces, request.number))
 
     def _send_next(self, link: NcclGroupLink) -> bool:
         """Advance one pull, round robin. Return whether one could advance."""

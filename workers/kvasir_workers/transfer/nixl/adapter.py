@@ -13,6 +13,7 @@ from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion, LeaseEnded
 from kvasir_workers.transfer.common.adapter import AgentTransfer
 from kvasir_workers.transfer.common.checksums import block_sums
+from kvasir_workers.transfer.common.lease_keys import Refusals, make_secret, seal
 from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, has_rdma, senders_answer
 from kvasir_workers.transfer.nixl.endpoint import VERSION, NixlEndpoint, encode
 from kvasir_workers.transfer.nixl.landing import DirectLanding, StagedLanding
@@ -40,6 +41,9 @@ class _ClockedSender:
 
     def poll(self) -> list[LeaseEnded]:
         return self.sender.poll(self.now())
+
+    def take_refused(self) -> int:
+        return self.sender.take_refused()
 
     def close(self) -> list[LeaseEnded]:
         return self.sender.close()
@@ -77,7 +81,11 @@ class NixlTransfer(AgentTransfer):
         agent.register([(self._table.address, TABLE_BYTES, 0), (pages.address, len(pages.bytes), 0)], "cpu")
         self._agent = agent
         sums = block_sums(regions, after_compute=True)
-        sender = _ClockedSender(NixlSender(agent, self._table, pages, sums, self._parts), self._now)
+        secret = make_secret()
+        serving = NixlSender(
+            agent, self._table, pages, sums, self._parts, secret=secret, refusals=Refusals(self._now)
+        )
+        sender = _ClockedSender(serving, self._now)
         received = block_sums(regions, after_compute=False) if self._parts else None
         landing = (StagedLanding if senders_answer(self._host, rdma=has_rdma()) else DirectLanding)(regions)
         receiver = NixlReceiver(self._receiver_agent, regions, layout, landing, received, now=self._now)
@@ -92,7 +100,7 @@ class NixlTransfer(AgentTransfer):
             self._parts,
             layout,
         )
-        return sender, receiver, encode(endpoint)
+        return sender, receiver, seal(encode(endpoint), [secret])
 
     def _receiver_agent(self) -> NixlAgent:
         self._receivers += 1

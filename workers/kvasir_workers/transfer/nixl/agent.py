@@ -11,8 +11,11 @@ Only this module imports NIXL.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,11 @@ import numpy.typing as npt
 
 from kvasir.config.spec.base import is_loopback
 from kvasir.core.errors import TransferError
+from kvasir_workers.transfer.common.nics import interface_of, rdma_ports
+
+_log = logging.getLogger(__name__)
+_DEVICES = "UCX_NET_DEVICES"
+_environment_lock = threading.Lock()
 
 PROGRESS_DELAY_US = 1_000
 
@@ -69,7 +77,8 @@ class NixlAgent:
         self._errors = _error_types(self._nixl)
         try:
             self._agent: Any = self._nixl.nixlAgent(name, config)
-            self._backend: int = self._agent.createBackend("UCX", backend_options(host))
+            with _only_devices(net_devices(host)):
+                self._backend: int = self._agent.createBackend("UCX", {})
         except self._errors as error:
             raise TransferError(f"NIXL could not start its UCX backend: {error!r}") from error
         self._registered: list[Any] = []
@@ -174,12 +183,32 @@ class NixlAgent:
         return self._nixl.DRAM_SEG if device == "cpu" else self._nixl.VRAM_SEG
 
 
-def backend_options(host: str) -> dict[str, str]:
-    """Return the UCX settings for the host to serve on: a loopback address binds only the loopback interface.
-    UCX_* environment variables take precedence."""
-    if is_loopback(host) and "UCX_NET_DEVICES" not in os.environ:
-        return {"engine_config": "NET_DEVICES=lo"}
-    return {}
+def net_devices(host: str) -> tuple[str, ...]:
+    """Return the network devices that UCX may use to serve on a host; none: all of them. UCX listens for
+    anyone on each interface that it may use, so that is the one with the host's address. RDMA devices, which
+    have no listener, are added unless that is the loopback interface."""
+    if is_loopback(host):
+        return ("lo",)
+    name = interface_of(host)
+    if name is None:
+        _log.warning("UCX may listen on every interface: none has the address of transfer.host %r", host)
+        return ()
+    return name, *rdma_ports()
+
+
+@contextmanager
+def _only_devices(devices: Sequence[str]) -> Iterator[None]:
+    """Let UCX read a list of devices from its variable, if the user has not set it. NIXL has no option that
+    takes a list with a comma."""
+    if _DEVICES in os.environ or not devices:
+        yield
+        return
+    with _environment_lock:
+        os.environ[_DEVICES] = ",".join(devices)
+        try:
+            yield
+        finally:
+            del os.environ[_DEVICES]
 
 
 def senders_answer(host: str, *, rdma: bool) -> bool:

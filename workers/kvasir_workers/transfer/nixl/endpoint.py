@@ -8,7 +8,7 @@ from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.transfer.common import ticket
 
-VERSION = 2
+VERSION = 3
 
 
 class NixlEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

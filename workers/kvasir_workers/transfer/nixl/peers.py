@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Container
 
 from kvasir.core.errors import TransferError
+from kvasir_workers.transfer.common.lease_keys import opened_one
 from kvasir_workers.transfer.nixl.agent import NixlAgent
 from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint, decode
 
@@ -21,14 +22,15 @@ class Peers:
         self._endpoints: OrderedDict[str, NixlEndpoint] = OrderedDict()
         self._broken: set[str] = set()
 
-    def endpoint(self, text: str) -> NixlEndpoint:
-        """Return a decoded endpoint, cached because every ticket of an engine carries it. Raise
-        TransferError."""
-        found = self._endpoints.pop(text, None) or decode(text)
-        self._endpoints[text] = found
+    def endpoint(self, text: str) -> tuple[NixlEndpoint, bytes]:
+        """Return a decoded endpoint, cached because every ticket of an engine carries it, and the key of the
+        ticket's lease. Raise TransferError."""
+        packed, key = opened_one(text)
+        found = self._endpoints.pop(packed, None) or decode(packed)
+        self._endpoints[packed] = found
         if len(self._endpoints) > MAX_PEERS:
             self._endpoints.popitem(last=False)
-        return found
+        return found, key
 
     def connect(self, agent: NixlAgent, endpoint: NixlEndpoint, busy: Container[str]) -> None:
         """Connect `agent` to the peer unless it is connected. `busy` are peers with running reads. Raise

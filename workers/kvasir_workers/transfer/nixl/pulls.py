@@ -43,12 +43,14 @@ class LeaseReading:
 
 @dataclass(slots=True)
 class NixlPull:
-    """`ids` are the known source blocks, for the first of `targets`. `page` is the location of the lease's
-    page at the sender, `place` the local copy; `looked_in` is the poll of the last lease read. `batches` are
-    rows still to be read; `copies` are completed reads that are being copied to the blocks."""
+    """`key` is that of the lease. `ids` are the known source blocks, for the first of `targets`. `page` is
+    the location of the lease's page at the sender, `place` the local copy; `looked_in` is the poll of the
+    last lease read. `batches` are rows still to be read; `copies` are completed reads that are being copied
+    to the blocks."""
 
     wanted: PullSpec
     endpoint: NixlEndpoint
+    key: bytes
     timer: PullTimer
     block_bytes: int
     slot: int

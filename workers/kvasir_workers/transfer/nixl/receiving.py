@@ -95,9 +95,9 @@ class NixlReceiver:
             return
         timer = PullTimer(wanted.timeout_s, self._now)
         try:
-            endpoint = self._peers.endpoint(wanted.offer.endpoint)
+            endpoint, key = self._peers.endpoint(wanted.offer.endpoint)
             size = check(wanted, endpoint, self._shape)
-            pull = NixlPull(wanted, endpoint, timer, size, self._slots[-1])
+            pull = NixlPull(wanted, endpoint, key, timer, size, self._slots[-1])
             learn(pull, wanted.offer.blocks)
         except TransferError as error:
             self._ended.append(wanted.failed("layout", error.message))
@@ -326,12 +326,7 @@ class NixlReceiver:
                 if differs:
                     pull.failure = ("checksum", differs)
                     return
-        notice = PulledNotice(
-            pull.wanted.offer.lease_id,
-            pull.wanted.offer.fence,
-            pull.wanted.reader.index,
-            pull.wanted.reader.of,
-        )
+        notice = PulledNotice.signed(pull.wanted.offer, pull.wanted.reader, pull.key)
         self._agent.notify(pull.endpoint.agent, msgspec.msgpack.encode(notice))
         self._finish(pull, pull.wanted.succeeded(pull.block_bytes, pull.timer.seconds))
 

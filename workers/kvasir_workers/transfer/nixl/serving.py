@@ -15,8 +15,9 @@ from threading import Lock
 import msgspec
 
 from kvasir.core.errors import TransferError
-from kvasir.ports.transfer import BlockPart, LeaseEnded
+from kvasir.ports.transfer import BlockPart, LeaseEnded, Offer
 from kvasir_workers.transfer.common.checksums import BlockSums, PendingSums
+from kvasir_workers.transfer.common.lease_keys import Refusals, lease_key, mac, same
 from kvasir_workers.transfer.common.leases import LiveLeases, TransferLease
 from kvasir_workers.transfer.nixl.agent import NixlAgent
 from kvasir_workers.transfer.nixl.leases import Extent, NixlLeaseTable
@@ -29,12 +30,24 @@ MAX_READERS = 1024
 
 
 class PulledNotice(msgspec.Struct, frozen=True, array_like=True):
-    """A receiver's notification that it holds every block it pulled: part number `part` of `of`."""
+    """A receiver's notification that it holds every block it pulled: part number `part` of `of`. `proof`
+    shows that it has the ticket."""
 
     lease_id: str
     fence: int
     part: int
     of: int
+    proof: bytes
+
+    @classmethod
+    def signed(cls, offer: Offer, reader: BlockPart, key: bytes) -> PulledNotice:
+        """Return the notice of a reader that has the key of the offer's lease."""
+        return cls(offer.lease_id, offer.fence, reader.index, reader.of, _proof(key, reader.index, reader.of))
+
+    def proves(self, secret: bytes) -> bool:
+        """Return whether its writer has the lease's key, which follows from the agent's secret."""
+        key = lease_key(secret, self.lease_id, self.fence)
+        return same(self.proof, _proof(key, self.part, self.of))
 
 
 @dataclass(slots=True)
@@ -50,12 +63,22 @@ class _Lease(TransferLease):
 
 class NixlSender:
     """Leases on local blocks, published in a table and in pages that receivers read. `parts` is the number of
-    checksums per block, 0 for none."""
+    checksums per block, 0 for none. A notice ends a lease only if it proves to have a ticket of `secret`."""
 
     def __init__(
-        self, agent: NixlAgent, table: NixlLeaseTable, pages: PageMemory, sums: BlockSums, parts: int
+        self,
+        agent: NixlAgent,
+        table: NixlLeaseTable,
+        pages: PageMemory,
+        sums: BlockSums,
+        parts: int,
+        *,
+        secret: bytes,
+        refusals: Refusals,
     ) -> None:
         self._agent = agent
+        self._secret = secret
+        self._refusals = refusals
         self._table = table
         self._pages = pages
         self._sums = sums
@@ -109,10 +132,16 @@ class NixlSender:
         """Return the leases that ended since the last call."""
         for message in self._agent.notifications():
             notice = _parse(message)
-            if notice is not None:
-                self._leases.confirm(notice.lease_id, notice.fence, BlockPart(notice.part, notice.of))
+            if notice is None or not notice.proves(self._secret):
+                self._refusals.add("it sent a notice that a ticket's holder would not send")
+                continue
+            self._leases.confirm(notice.lease_id, notice.fence, BlockPart(notice.part, notice.of))
         self._leases.expire(now)
         return self._leases.take_ended()
+
+    def take_refused(self) -> int:
+        """Return how many notices were refused since the last call."""
+        return self._refusals.take()
 
     def _withdraw(self, lease_id: str, lease: _Lease) -> None:
         if lease.granted:
@@ -163,6 +192,10 @@ class NixlSender:
             lease.extent = lease.page = None
 
 
+def _proof(key: bytes, part: int, of: int) -> bytes:
+    return mac(key, b"pulled", part.to_bytes(4, "little"), of.to_bytes(4, "little"))
+
+
 def _parse(message: bytes) -> PulledNotice | None:
     if len(message) > MAX_NOTIFICATION_BYTES:
         return None
@@ -170,4 +203,5 @@ def _parse(message: bytes) -> PulledNotice | None:
         notice = msgspec.msgpack.decode(message, type=PulledNotice)
     except msgspec.MsgspecError:
         return None
-    return notice if 0 <= notice.part < notice.of <= MAX_READERS else None
+    fits = 0 <= notice.part < notice.of <= MAX_READERS and 0 <= notice.fence < 1 << 64
+    return notice if fits else None

@@ -90,6 +90,7 @@ class LoadRecorder(PrometheusStatLogger):  # type: ignore[misc]  # vLLM ships no
             transfer_bytes_received=sum(rank.moved.bytes_received for rank in ranks),
             transfers_received=sum(rank.moved.transfers_received for rank in ranks),
             transfers_failed=sum(rank.moved.transfers_failed for rank in ranks),
+            transfer_peers_refused=sum(rank.moved.transfer_peers_refused for rank in ranks),
             preemptions=sum(rank.preemptions for rank in ranks),
             speculated_tokens=sum(rank.speculated for rank in ranks),
             accepted_tokens=sum(rank.accepted for rank in ranks),
