@@ -17,6 +17,9 @@ from typing import Any
 from msgspec import Struct, inspect
 
 from kvasir.config.load.model_files import resolve_model
+from kvasir_platform.gateway.anthropic.decode import decode_messages
+from kvasir_platform.gateway.anthropic.schema import MessagesBody
+from kvasir_platform.gateway.anthropic.translation import chat_body as messages_chat
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.http.body import Body
 from kvasir_platform.gateway.openai.calls import chat_call, completion_call
@@ -37,6 +40,10 @@ from kvasir_platform.gateway.openai.schema.texts import (
 from kvasir_platform.gateway.openai.side_calls import detokenize_ids, embedding_call, tokenize_call
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 from kvasir_platform.gateway.prompt.control_tokens import control_tokens
+from kvasir_platform.gateway.responses.body import InputItem, InputPart, ResponsesBody
+from kvasir_platform.gateway.responses.decode import decode_responses
+from kvasir_platform.gateway.responses.references import next_reference
+from kvasir_platform.gateway.responses.translation import MAX_INLINE_BYTES, translated
 from kvasir_platform.gateway.serving.generate_api import renders_in_thread
 
 PIECE = 256 << 10
@@ -49,11 +56,24 @@ VOCABULARY = 4096
 ALL = ModelCapabilities(embeds=True, tools=True, reasoning=True)
 TEMPLATE = ChatTemplate.from_folder(resolve_model("kvasir-tiny"))
 CONTROL = control_tokens((resolve_model("kvasir-tiny") / "tokenizer.json").read_bytes())
+KINDS = (
+    ChatBody,
+    CompletionBody,
+    ResponsesBody,
+    MessagesBody,
+    EmbeddingBody,
+    TokenizeBody,
+    DetokenizeBody,
+)
 
 Value = tuple[str, Any]
 """What the value is, and the value."""
+Seen = set[tuple[str, str]]
+"""Fields that have been walked, by name and type."""
 _NEEDED: dict[type, dict[str, str]] = {
     Message: {"content": "hi"},
+    InputItem: {"role": "user", "content": "hi"},
+    InputPart: {"type": "input_text", "text": "hi"},
     ContentPart: {"type": "text", "text": "hi"},
 }
 
@@ -84,15 +104,28 @@ def work(run: Callable[[], object], limit: int) -> int:
     return count
 
 
+def chat_of(kind: type[Struct], whole: bytes) -> ChatBody | None:
+    """Return the chat that a body means; None if a thread finds out."""
+    if kind is ChatBody:
+        return decode_chat(whole)
+    if kind is MessagesBody:
+        return messages_chat(decode_messages(whole), reasoning=True)
+    asked = decode_responses(whole)
+    next_reference(asked, {})
+    if len(whole) > MAX_INLINE_BYTES:
+        return None
+    return translated(asked, None, key="", default_output=1, stores=True)[0]
+
+
 def handled(kind: type[Struct], data: bytes) -> None:
     """What the event loop does with a body, from its first byte to the texts to be tokenized."""
     body = Body()
     for at in range(0, len(data), PIECE):
         body.add(data[at : at + PIECE])
     whole = body.take()
-    if kind is ChatBody:
-        chat = decode_chat(whole)
-        if not renders_in_thread(chat, CONTROL, whole):
+    if kind in (ChatBody, ResponsesBody, MessagesBody):
+        chat = chat_of(kind, whole)
+        if chat is not None and not renders_in_thread(chat, CONTROL, whole):
             chat_call(chat, TEMPLATE, VOCABULARY, ALL, control=CONTROL)
     elif kind is CompletionBody:
         completion_call(decode_completion(whole), VOCABULARY, ALL, control=CONTROL)
@@ -107,10 +140,10 @@ def handled(kind: type[Struct], data: bytes) -> None:
 
 
 def bodies() -> Iterator[tuple[str, type[Struct], bytes]]:
-    """Yield a body for each costly value of each field, with the name of both. Fields that chats and texts
-    share are in chats only."""
-    seen: set[tuple[str, str]] = set()
-    for kind in (ChatBody, CompletionBody, EmbeddingBody, TokenizeBody, DetokenizeBody):
+    """Yield a body for each costly value of each field, with the name of both. Fields that bodies share
+    are in the first only."""
+    seen: Seen = set()
+    for kind in KINDS:
         info = inspect.type_info(kind)
         if not isinstance(info, inspect.StructType):
             raise TypeError(kind)
@@ -119,7 +152,9 @@ def bodies() -> Iterator[tuple[str, type[Struct], bytes]]:
             if same in seen and kind is not TokenizeBody:
                 continue
             seen.add(same)
-            for what, value in _values(field.type):
+            # The blocks of messages and items have many fields in common.
+            once: Seen | None = set() if kind in (ResponsesBody, MessagesBody) else None
+            for what, value in _values(field.type, once):
                 body = _least(info) | {field.encode_name: value}
                 if kind is TokenizeBody:
                     body.setdefault("messages" if field.encode_name != "prompt" else "model", "m")
@@ -155,17 +190,23 @@ def _plain(kind: inspect.Type) -> Any:  # noqa: PLR0911 - one for each kind
             return "text" if not isinstance(kind, inspect.BoolType) else True
 
 
-def _values(kind: inspect.Type) -> Iterator[Value]:  # noqa: C901 - one branch for each kind
-    """Yield the costly values of a type."""
+def _values(kind: inspect.Type, once: Seen | None) -> Iterator[Value]:  # noqa: C901 - one branch for each kind
+    """Yield the costly values of a type; with `once`, those of a field that occurs in several places for the
+    first of them."""
     if isinstance(kind, inspect.UnionType):
         for each in kind.types:
-            yield from _values(each)
+            yield from _values(each, once)
     elif isinstance(kind, inspect.StructType):
         for field in kind.fields:
-            for what, value in _values(field.type):
+            same = (field.encode_name, repr(field.type))
+            if once is not None and same in once:
+                continue
+            if once is not None:
+                once.add(same)
+            for what, value in _values(field.type, once):
                 yield f"{field.encode_name}, {what}", _least(kind) | {field.encode_name: value}
     elif isinstance(kind, inspect.ListType):
-        yield from _lists(kind.item_type, kind.max_length)
+        yield from _lists(kind.item_type, kind.max_length, once)
     elif isinstance(kind, inspect.AnyType):
         # Any JSON value is declared only to be refused by name.
         yield "many arrays", [[]] * MANY
@@ -177,12 +218,12 @@ def _values(kind: inspect.Type) -> Iterator[Value]:  # noqa: C901 - one branch f
         yield "plain", _plain(kind)
 
 
-def _lists(item: inspect.Type, limit: int | None) -> Iterator[Value]:
+def _lists(item: inspect.Type, limit: int | None, once: Seen | None) -> Iterator[Value]:
     most = min(limit or VALUES, VALUES)
     plain = _plain(item)
     many = most if not isinstance(plain, dict | list) else min(most, MANY // 2)
     yield f"{many} items", [plain] * many
-    for what, value in _values(item):
+    for what, value in _values(item, once):
         size = len(json.dumps(value))
         times = min(most, max(1, LONG // size), MANY)
         yield f"{times} items, {what}", [value] * times

@@ -77,7 +77,7 @@ def decode_responses(body: bytes) -> ResponsesBody:
     _check_choice(asked)
     if not isinstance(asked.input, str):
         for i, item in enumerate(asked.input):
-            _check_item(item, f"input[{i}]")
+            _check_item(item, i)
     _check_options(asked)
     return asked
 
@@ -117,13 +117,16 @@ def _parts_in(content: object) -> Iterator[str]:
 
 
 def _check_type(kind: str, served: Sequence[str], what: str, param: str) -> None:
-    if not kind:
-        raise missing(param)
     if kind not in served:
-        raise unsupported(
-            param,
-            f"{what} of type {kind[:64]!r} are not supported by this server; send {' or '.join(served)}.",
-        )
+        raise _not_served(kind, served, what, param)
+
+
+def _not_served(kind: str, served: Sequence[str], what: str, param: str) -> RequestError:
+    if not kind:
+        return missing(param)
+    return unsupported(
+        param, f"{what} of type {kind[:64]!r} are not supported by this server; send {' or '.join(served)}."
+    )
 
 
 def _check_modality(kind: str, param: str) -> None:
@@ -155,28 +158,35 @@ def _check_choice(asked: ResponsesBody) -> None:
             raise bad("tool_choice.tools names a tool that is not in tools.", f"tool_choice.tools[{i}]")
 
 
-def _check_item(item: InputItem, where: str) -> None:
+def _check_item(item: InputItem, number: int) -> None:
     kind = item_type(item)
-    _check_type(kind, tuple(_NEEDED), "Items", f"{where}.type")
-    refuse_not_served(item, where)
-    for name in _NEEDED[kind]:
+    needed = _NEEDED.get(kind)
+    if needed is None:
+        raise _not_served(kind, tuple(_NEEDED), "Items", f"input[{number}].type")
+    if item.namespace is not None:
+        refuse_not_served(item, f"input[{number}]")
+    for name in needed:
         if getattr(item, name) is None:
-            raise missing(f"{where}.{name}")
-    for name in ("content", "output", "summary"):
-        parts = getattr(item, name)
-        if parts is not None and not isinstance(parts, str):
-            for i, part in enumerate(parts):
-                _check_part(part, f"{where}.{name}[{i}]")
+            raise missing(f"input[{number}].{name}")
+    if type(item.content) is list:
+        _check_parts(item.content, f"input[{number}].content")
+    if type(item.output) is list:
+        _check_parts(item.output, f"input[{number}].output")
+    if item.summary is not None:
+        _check_parts(item.summary, f"input[{number}].summary")
 
 
-def _check_part(part: InputPart, where: str) -> None:
-    _check_modality(part.type, f"{where}.type")
-    refuse_not_served(part, where)
-    field = "text" if part.type in TEXT_PARTS else "refusal" if part.type == "refusal" else None
-    if field is None:
-        raise bad(f"Unknown content part {part.type[:64]!r}.", f"{where}.type")
-    if getattr(part, field) is None:
-        raise missing(f"{where}.{field}")
+def _check_parts(parts: Sequence[InputPart], where: str) -> None:
+    for i, part in enumerate(parts):
+        at = f"{where}[{i}]"
+        kind = part.type
+        field = "text" if kind in TEXT_PARTS else "refusal" if kind == "refusal" else None
+        if field is None:
+            _check_modality(kind, f"{at}.type")
+            raise bad(f"Unknown content part {kind[:64]!r}.", f"{at}.type")
+        refuse_not_served(part, at)
+        if getattr(part, field) is None:
+            raise missing(f"{at}.{field}")
 
 
 def _check_options(asked: ResponsesBody) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import unquote
 
 import msgspec
@@ -15,20 +16,20 @@ from kvasir.core.errors import CapacityError, RequestError
 from kvasir.ports.responses import ResponseStore, StoredResponse
 from kvasir.telemetry.reasons import CLIENT_CLOSED
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
 from kvasir_platform.gateway.responses.answers import BackgroundFormat, ResponsesFormat
 from kvasir_platform.gateway.responses.background import BackgroundRun
 from kvasir_platform.gateway.responses.body import InputItem, ResponsesBody
-from kvasir_platform.gateway.responses.conversation import chat_body, input_items
 from kvasir_platform.gateway.responses.decode import decode_responses
 from kvasir_platform.gateway.responses.errors import RESPONSES_ERRORS
 from kvasir_platform.gateway.responses.references import next_reference, resolved, response_of
 from kvasir_platform.gateway.responses.stored_items import (
     conversation_of,
-    items_json,
     items_page,
     shown_response,
 )
+from kvasir_platform.gateway.responses.translation import MAX_INLINE_BYTES, translated
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.generate_api import GenerateApi
 from kvasir_platform.gateway.tenants.caller import Caller
@@ -112,7 +113,7 @@ class ResponsesApi:
         """Start a call after the response that it names, if any."""
         earlier = asked.previous_response_id
         if earlier is None:
-            self._start(caller, exchange, asked, [], read.bytes)
+            self._start(caller, exchange, asked, None, read.bytes)
             return
 
         def found(stored: StoredResponse | None) -> None:
@@ -122,8 +123,7 @@ class ResponsesApi:
                     code="previous_response_not_found",
                     param="previous_response_id",
                 )
-            items = read.conversation(stored, "previous_response_id")
-            self._start(caller, exchange, asked, items, read.bytes)
+            self._start(caller, exchange, asked, stored, read.bytes + stored.size)
 
         self._store.find(caller.tenant, earlier, self._answered(exchange, found))
 
@@ -176,46 +176,71 @@ class ResponsesApi:
             raise bad("background: true needs store: true.", "store")
         if asked.stream:
             raise unsupported("stream", "A background response is not streamed: poll it by its id.")
-        if self._running[caller.tenant] >= self._spec.max_background:
-            raise CapacityError(
-                f"Your limit is {self._spec.max_background} background responses at the same time.",
-                code="background_limit",
-            )
 
     def _start(
         self,
         caller: Caller,
         exchange: Exchange,
         asked: ResponsesBody,
-        earlier: list[InputItem],
+        previous: StoredResponse | None,
         stored_bytes: int,
     ) -> None:
+        """Translate a call that goes on from `previous`, in a thread if it is long, and begin it."""
         context = self._context
         suffix = context.suffix
         key = suffix() + suffix() + suffix() + suffix()
-        name = f"resp_{key}"
-        default = caller.default_output(context.deployment.gateway.default_max_tokens)
-        chat = chat_body(asked, earlier, default_output=default)
-        items = b""
-        if self._spec.max_responses and asked.store is not False:
-            items = items_json(key, earlier, input_items(asked))
-        if asked.background:
-            run = BackgroundRun(
-                exchange, self._store, self._running, tenant=caller.tenant, name=name, items=items
-            )
-            background = BackgroundFormat(asked, name, run.ended, context.wall, run.begun)
-            try:
-                self._generate.start(caller, run.exchange, chat, background, stored_bytes=stored_bytes)
-            except BaseException:
-                run.exchange.close()
-                raise
+        translate = partial(
+            translated,
+            asked,
+            previous,
+            key=key,
+            default_output=caller.default_output(context.deployment.gateway.default_max_tokens),
+            stores=bool(self._spec.max_responses) and asked.store is not False,
+        )
+        begin = partial(self._begin, caller, exchange, asked, name=f"resp_{key}", stored_bytes=stored_bytes)
+        if len(exchange.request.body) + stored_bytes <= MAX_INLINE_BYTES:
+            begin(translate())
             return
+        pool = context.models.find(asked.model).model.tokenizers
+        pool.later(translate, begin, partial(context.errors.answer, exchange))
 
-        def keep(body: bytes) -> None:
-            self._store.put(StoredResponse(caller.tenant, name, body, items))
+    def _begin(
+        self,
+        caller: Caller,
+        exchange: Exchange,
+        asked: ResponsesBody,
+        made: tuple[ChatBody, bytes],
+        *,
+        name: str,
+        stored_bytes: int,
+    ) -> None:
+        context = self._context
+        chat, items = made
+        if not exchange.open:
+            context.errors.refused(CLIENT_CLOSED)
+            return
+        if not asked.background:
 
-        answers = ResponsesFormat(asked, name, keep if items else None, context.wall)
-        self._generate.start(caller, exchange, chat, answers, stored_bytes=stored_bytes)
+            def keep(body: bytes) -> None:
+                self._store.put(StoredResponse(caller.tenant, name, body, items))
+
+            answers = ResponsesFormat(asked, name, keep if items else None, context.wall)
+            self._generate.start(caller, exchange, chat, answers, stored_bytes=stored_bytes)
+            return
+        if self._running[caller.tenant] >= self._spec.max_background:
+            raise CapacityError(
+                f"Your limit is {self._spec.max_background} background responses at the same time.",
+                code="background_limit",
+            )
+        run = BackgroundRun(
+            exchange, self._store, self._running, tenant=caller.tenant, name=name, items=items
+        )
+        background = BackgroundFormat(asked, name, run.ended, context.wall, run.begun)
+        try:
+            self._generate.start(caller, run.exchange, chat, background, stored_bytes=stored_bytes)
+        except BaseException:
+            run.exchange.close()
+            raise
 
     def _responding(self, exchange: Exchange, name: str, shown: Callable[[StoredResponse], bytes]) -> _Found:
         """Return what answers with a response as `shown` makes of it."""
