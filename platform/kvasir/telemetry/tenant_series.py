@@ -20,6 +20,21 @@ class TenantUsage:
     refused: dict[str, int] = field(default_factory=dict)
 
 
+def added(use: TenantUsage, other: TenantUsage) -> TenantUsage:
+    """Return the sum of what one tenant used in two ways."""
+    refused = {
+        code: use.refused.get(code, 0) + other.refused.get(code, 0) for code in use.refused | other.refused
+    }
+    return TenantUsage(
+        use.tenant,
+        use.requests + other.requests,
+        use.prompt_tokens + other.prompt_tokens,
+        use.output_tokens + other.output_tokens,
+        use.running + other.running,
+        refused,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RateLimitStats:
     """State of rate limits that routers share: whether the shared counters are reachable (`shared`), and how

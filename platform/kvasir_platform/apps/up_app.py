@@ -71,6 +71,7 @@ async def serve(
     adopt_orphans()
     deployment = with_session_token(deployment, runtime.token_file)
     deployment = with_cache_secret(deployment, runtime.cache_secret_file)
+    deployment = with_batch_folder(deployment, runtime.path / "batches")
     deployment, renewing = certified(deployment, runtime.path / "tls", MonotonicClock())
     deployment = with_operator_certificate(deployment, runtime, time.time())
     limits = SupervisorLimits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
@@ -123,6 +124,15 @@ def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
     keep_cache_secret(path)
     tenancy = deployment.tenancy.model_copy(update={"cache_secret_file": str(path)})
     return deployment.model_copy(update={"tenancy": tenancy})
+
+
+def with_batch_folder(deployment: Deployment, path: Path) -> Deployment:
+    """Return the deployment with `path` for files and batches, unless it names a storage."""
+    if deployment.gateway.batches.storage is not None:
+        return deployment
+    batches = deployment.gateway.batches.model_copy(update={"storage": str(path)})
+    gateway = deployment.gateway.model_copy(update={"batches": batches})
+    return deployment.model_copy(update={"gateway": gateway})
 
 
 def with_operator_certificate(deployment: Deployment, runtime: RuntimeDir, now: float) -> Deployment:

@@ -19,6 +19,8 @@ from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, wants_anthropic, with_bearer
 from kvasir_platform.gateway.anthropic.errors import ANTHROPIC_ERRORS
+from kvasir_platform.gateway.batches.schema import FILES
+from kvasir_platform.gateway.batches.service import BatchService
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.console.shared_page import KEPT_S, SURVEYED_S, SharedPage
 from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES, ConsoleSite
@@ -27,7 +29,7 @@ from kvasir_platform.gateway.http.cors import Cors
 from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat, MethodNotAllowed
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
-from kvasir_platform.gateway.http.request_head import HEALTH_LIVE, HEALTH_READY, METHODS
+from kvasir_platform.gateway.http.request_head import HEALTH_LIVE, HEALTH_READY, METHODS, check_media_type
 from kvasir_platform.gateway.identity.identities import (
     EMBEDDING_SCOPES,
     OPERATE_SCOPES,
@@ -68,6 +70,7 @@ _ALLOWED: Mapping[str, str] = {
     "GET": "GET, HEAD, OPTIONS",
     "POST": "POST, OPTIONS",
     "GET or DELETE": "GET, HEAD, DELETE, OPTIONS",
+    "GET or POST": "GET, HEAD, POST, OPTIONS",
 }
 """The methods of a route as the Allow header lists them."""
 
@@ -139,6 +142,21 @@ class Gateway:
         self._messages = MessagesApi(context, self._api)
         self._embeddings = EmbeddingApi(context)
         self._texts = TextApi(context)
+        self._batches = BatchService(
+            spec,
+            callers,
+            {
+                "/v1/chat/completions": self._api.chat,
+                "/v1/completions": self._api.completion,
+                "/v1/embeddings": self._embeddings.embed,
+                RESPONSES: self._responses.create,
+            },
+            answer=self._errors.answer,
+            new_id=self._new_id,
+            clock=clock,
+            wall=wall,
+            rng=self._rng,
+        )
         metrics.track_in_flight(self._in_flight)
         metrics.track_tenants(callers.figures)
         for model in models.models:
@@ -176,13 +194,16 @@ class Gateway:
         on_started(host, port)
         counting = asyncio.create_task(self._callers.run(), name="tenants")
         counting.add_done_callback(self._stop_on_fault)
+        self._batches.start()
         try:
             await self._stop.wait()
             self._pages.draining = True
+            self._batches.stop()
             await self._listener.drain(spec.drain_timeout_s)
             self._api.abandon_all(stopping())
             self._embeddings.abandon_all(stopping())
         finally:
+            await self._batches.close()
             await self._listener.close()
             await self._filters.close()
             counting.cancel()
@@ -246,13 +267,16 @@ class Gateway:
             return found
         if path.startswith(RESPONSES + "/"):
             return self._response_route(path)
+        if (found_batch := self._batches.api.route(path)) is not None:
+            method, handler = found_batch
+            return method, self._callers_own(handler, TOKENIZE_SCOPES)
         for beginning, route in self._item_routes.items():
             if path.startswith(beginning):
                 return route
-        if path.startswith(WORKERS) and path.endswith(DRAIN):
-            return "POST", self._operators(self._operate.drain, OPERATE_SCOPES)
-        if path.startswith(WORKERS) and path.endswith(UNDRAIN):
-            return "POST", self._operators(self._operate.undrain, OPERATE_SCOPES)
+        if path.startswith(WORKERS) and path.endswith((DRAIN, UNDRAIN)):
+            operate = self._operate
+            drain = operate.drain if path.endswith(DRAIN) else operate.undrain
+            return "POST", self._operators(drain, OPERATE_SCOPES)
         return None
 
     def _response_route(self, path: str) -> _Route:
@@ -330,8 +354,8 @@ class Gateway:
         handler = admit(request.headers)
         if request.method not in _ALLOWED[method].split(", "):
             raise MethodNotAllowed(request.path, _ALLOWED[method])
-        if method == "POST":
-            _check_media_type(request.headers)
+        if request.method == "POST":
+            check_media_type(request.headers, form=request.path == FILES)
         return handler
 
     def _options(self, exchange: Exchange) -> None:
@@ -368,12 +392,3 @@ def _either_key(admit: _Admit) -> _Admit:
 def _everyones(handler: _Handler) -> _Admit:
     """Return a route that needs no key."""
     return lambda _: handler
-
-
-def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
-    kind = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if kind != b"application/json" or encoding != b"identity":
-        raise RequestError(
-            "Send the body as plain application/json.", status=415, code="unsupported_media_type"
-        )

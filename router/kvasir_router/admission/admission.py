@@ -25,6 +25,7 @@ from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_admission import FairAdmission
 from kvasir_router.admission.fair_queue import LANES, LONG, SHORT, Key, key_of
 from kvasir_router.admission.room import Room
+from kvasir_router.admission.waits import no_spare_capacity
 from kvasir_router.fleet.fleet import Fleet
 
 
@@ -82,12 +83,14 @@ class Admission(FairAdmission):
     def may_begin(self, ticket: AdmissionTicket, now: float) -> bool:
         """Whether the request can start at once: nothing waits before it, and there is room."""
         waiting = self._queue.waiting
-        if waiting[False] or (ticket.long and waiting[True]):
+        if waiting[False] or ((ticket.long or ticket.spare) and waiting[True]):
             return False
         return self._shut(ticket, now) is None
 
     def wait(self, ticket: AdmissionTicket, now: float, *, served: bool) -> None:
         """Queue a request, or park it if no worker serves it. Raises CapacityError, without any change."""
+        if ticket.spare:
+            raise no_spare_capacity()
         self.waits.check_queue_limits(ticket, len(self), now)
         if served:
             own_s = self._room.prefill_s(ticket.fresh_tokens) if ticket.long else 0.0
@@ -152,7 +155,7 @@ class Admission(FairAdmission):
         found = self._room.crowded(plan, ticket, need, over=self._over(ticket))
         if found:
             ticket.kv_least = max(ticket.kv_least, need[0])
-        if self._shares.several and len(self._queue):
+        if self._shares.several and len(self._queue) and not ticket.spare:
             found |= self._room.busier(plan, ticket, self._rules.ahead_shared_s, now)
         return found
 
@@ -271,6 +274,7 @@ class Admission(FairAdmission):
             self._resized(factor)
         return self._room
 
-    def _over(self, ticket: AdmissionTicket) -> bool:
-        """Whether the request's tenant is above its share."""
-        return self._shares.over(*self._holder(ticket))
+    def _over(self, ticket: AdmissionTicket) -> int:
+        """Which limits of places hold for the request: 1 if its tenant is above its share, else 0; 2 for
+        spare capacity only."""
+        return 2 if ticket.spare else self._shares.over(*self._holder(ticket))

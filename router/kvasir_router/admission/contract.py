@@ -50,7 +50,9 @@ def _unlimited() -> Mapping[str, int]:
 class AdmissionRules:
     """See kvasir.config.spec.admission; the defaults limit nothing. `weights` are by tenant, with a default
     of 1. By pool, `seats` is the number of sequences that an engine runs at once, and `step_tokens` the
-    number of tokens that it computes in a step. `disaggregation` is always, auto or never, as in the spec."""
+    number of tokens that it computes in a step. `disaggregation` is always, auto or never, as in the spec.
+    Requests of the class `spare_level` and of less urgent ones run only in capacity that others leave: up to
+    `spare_share` of a place's KV and sequences, all that runs there included."""
 
     max_queue: int = 1024
     max_queue_tokens: int = 1 << 40
@@ -71,6 +73,8 @@ class AdmissionRules:
     step_tokens: Mapping[str, int] = field(default_factory=dict)
     disaggregation: str = "auto"
     brownout: BrownoutRules = BrownoutRules()
+    spare_level: int | None = None
+    spare_share: float = 0.5
 
     def level(self, priority: int) -> int:
         """Return the number of a request's priority class."""
@@ -116,3 +120,4 @@ class AdmissionTicket:
     fresh_tokens: int = 0
     waiting: bool = False
     holds: bool = False
+    spare: bool = False

@@ -15,7 +15,7 @@ from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_queue import FairQueue, Key
 from kvasir_router.admission.pace import Pace
 from kvasir_router.admission.shares import Shares
-from kvasir_router.admission.waits import Waits
+from kvasir_router.admission.waits import Waits, no_spare_capacity
 from kvasir_router.admission.watch import Watch
 from kvasir_router.fleet.work import runs_whole
 
@@ -35,6 +35,8 @@ class FairAdmission:
         self.waits = Waits(rules, self._queue, self._paces, self._shares)
         self._watch = Watch(rules, self._queue, self._paces, self.waits)
         self.brownout = self._watch.brownout
+        self._spare = 0
+        """Number of running requests that run in spare capacity."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -48,7 +50,11 @@ class FairAdmission:
         """Return the request with the limits of the current brown-out. Raises CapacityError (shed)."""
         if not self.brownout.level:
             return request
-        self._watch.check_not_shed(self._rules.level(request.priority))
+        level = self._rules.level(request.priority)
+        if self._is_spare(level):
+            # Its output would be shortened, though it could wait.
+            raise no_spare_capacity()
+        self._watch.check_not_shed(level)
         sampling, cap = request.sampling, self.brownout.cap
         if cap is None or (sampling.max_tokens is not None and sampling.max_tokens <= cap):
             return request
@@ -59,7 +65,9 @@ class FairAdmission:
         rules, sampling, tenant = self._rules, request.sampling, request.tenant
         prompt, output = len(request.tokens), self._output_tokens(request)
         weight, level = rules.weights.get(tenant, 1.0), rules.level(request.priority)
-        self._shares.seen(*rules.holder(level, tenant), weight, now)
+        spare = self._is_spare(level)
+        if not spare:
+            self._shares.seen(*rules.holder(level, tenant), weight, now)
         return AdmissionTicket(
             request_id=request.request_id,
             tenant=tenant,
@@ -74,8 +82,14 @@ class FairAdmission:
             itl_s=request.slo.itl_s,
             ttft_s=request.slo.ttft_s,
             deadline_s=request.deadline_s,
-            long=prompt >= rules.long_tokens,
+            # The lane of long prompts is for those that wait.
+            long=prompt >= rules.long_tokens and not spare,
+            spare=spare,
         )
+
+    def _is_spare(self, level: int) -> bool:
+        """Whether requests of a class run only in capacity that others leave."""
+        return self._rules.spare_level is not None and level >= self._rules.spare_level
 
     def _add(self, ticket: AdmissionTicket, now: float) -> None:
         # The request may have been parked for longer than its tenant is remembered.
@@ -88,6 +102,10 @@ class FairAdmission:
 
     def begins(self, ticket: AdmissionTicket, now: float) -> None:
         """The request is sent to workers, for the first time or again."""
+        if ticket.spare:
+            self._spare += not ticket.holds
+            ticket.holds = True
+            return
         if ticket.waiting:
             self._queue.take(ticket)
             self._paces[ticket.long].began(ticket.cost, now)
@@ -99,14 +117,17 @@ class FairAdmission:
 
     def first_token(self, ticket: AdmissionTicket, seconds: float | None) -> None:
         """The first result came `seconds` after the request began; None if that is not typical."""
-        if seconds is not None:
+        if seconds is not None and not ticket.spare:
             self._paces[ticket.long].first_token(seconds)
 
     def ended(self, ticket: AdmissionTicket) -> None:
         """The request ended, queued or running."""
         if ticket.waiting:
             self._queue.remove(ticket)
-        if ticket.holds:
+        if ticket.spare:
+            self._spare -= ticket.holds
+            ticket.holds = False
+        elif ticket.holds:
             ticket.holds = False
             self._shares.release(*self._holder(ticket), ticket.cost)
 
@@ -136,7 +157,8 @@ class FairAdmission:
         """Raise AssertionError if the counts disagree, or if not `holding` requests have begun."""
         self._queue.check()
         require(self._queue.tenants() <= self._shares.weights().keys(), "a queued tenant without a share")
-        require(self._shares.running == holding, f"{self._shares.running} held, {holding} begun")
+        held = self._shares.running + self._spare
+        require(held == holding, f"{held} held, {holding} begun")
 
     def _resized(self, factor: float) -> None:
         for pace in self._paces:

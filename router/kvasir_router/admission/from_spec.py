@@ -46,6 +46,8 @@ def rules_of(deployment: Deployment) -> AdmissionRules:
             enter_s=brownout.enter_s,
             leave_s=brownout.leave_s,
         ),
+        spare_level=len(tenancy.priorities),
+        spare_share=spec.spare_share,
     )
 
 

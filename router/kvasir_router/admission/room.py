@@ -58,10 +58,11 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Limits by row: KV tokens and sequences, each for everybody and for tenants above their share."""
+    """Limits by row: KV tokens and sequences, each for everybody, for tenants above their share, and for
+    requests that run in spare capacity only."""
 
-    kv: tuple[IntColumn, IntColumn]
-    seats: tuple[IntColumn, IntColumn]
+    kv: tuple[IntColumn, IntColumn, IntColumn]
+    seats: tuple[IntColumn, IntColumn, IntColumn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Room:
         self._rules = rules
         self._prefill = self._decode = self._whole = _Rows(np.empty(0, dtype=np.int64))
         nothing = np.empty(0, dtype=np.int64)
-        self._limits = _Limits((nothing, nothing), (nothing, nothing))
+        self._limits = _Limits((nothing, nothing, nothing), (nothing, nothing, nothing))
         self._step_tokens = nothing
         self.booking: Booking | None = None
         self.kv_tokens = 0
@@ -121,9 +122,10 @@ class Room:
         """The number of places that compute prompts, and of those that decode."""
         return len(self._prefill.listed), len(self._decode.listed)
 
-    def computes(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: bool) -> bool:
+    def computes(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: int) -> bool:
         """Whether some place has less than `ahead_s` of work left, or none serves. `over`: for a tenant above
-        its share, for which some of these places are not available if there are enough."""
+        its share (1), or in spare capacity (2), for which some of these places are not available if there are
+        enough."""
         places = self._whole if ticket.whole else self._prefill
         if ahead_s == math.inf or not places.listed:
             return True
@@ -136,7 +138,7 @@ class Room:
         places.hint = int(left.argmin())
         return bool(left[places.hint] < ahead_s)
 
-    def opens_at(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: bool) -> float | None:
+    def opens_at(self, ticket: AdmissionTicket, ahead_s: float, now: float, *, over: int) -> float | None:
         """The time at which `computes` becomes true without a report from a worker; None if it needs one."""
         places = self._whole if ticket.whole else self._prefill
         rows = places.rows
@@ -151,7 +153,7 @@ class Room:
         soonest = float(np.sort(when)[self._kept(places, over=over)])
         return None if soonest == math.inf else max(now, soonest) + _GRAIN_S
 
-    def decodes(self, ticket: AdmissionTicket, kv_tokens: int, *, over: bool) -> bool:
+    def decodes(self, ticket: AdmissionTicket, kv_tokens: int, *, over: int) -> bool:
         """Whether some place has room for the KV and the request's sequences, or none serves. `over`: for a
         tenant above its share."""
         places = self._decode
@@ -162,7 +164,7 @@ class Room:
         return bool(takes[places.hint])
 
     def crowded(
-        self, plan: Plan, ticket: AdmissionTicket, need: tuple[int, int], *, over: bool
+        self, plan: Plan, ticket: AdmissionTicket, need: tuple[int, int], *, over: int
     ) -> frozenset[str]:
         """Return the workers without a place for `need` (KV tokens where the request decodes, and where it
         prefills if that is another worker), or none if the plan fits."""
@@ -191,7 +193,7 @@ class Room:
         free = {targets[row].worker_id for row in rows[left <= most].tolist()}
         return frozenset(targets[row].worker_id for row in rows.tolist()) - free
 
-    def _full(self, ticket: AdmissionTicket, kv_tokens: int, *, over: bool) -> frozenset[str]:
+    def _full(self, ticket: AdmissionTicket, kv_tokens: int, *, over: int) -> frozenset[str]:
         rows = self._decode.rows
         takes = self._all_take(rows, ticket, kv_tokens, over=over)
         targets = self._columns.targets
@@ -214,7 +216,7 @@ class Room:
             free = self._limits.kv[False][rows] - self._columns.ints[RESERVED, rows]
             self.booking = Booking(self._columns.targets[rows[int(free.argmax())]], tokens)
 
-    def _kept(self, places: _Rows, *, over: bool) -> int:
+    def _kept(self, places: _Rows, *, over: int) -> int:
         """Number of idle places that are kept from a tenant above its share."""
         if not over or len(places.listed) < _ENOUGH_PLACES:
             return 0
@@ -249,7 +251,7 @@ class Room:
         tokens: NDArray[np.float64] = steps * a_step + np.minimum(a_step, (ahead_s - steps * whole_s) * per_s)
         return tokens
 
-    def _takes(self, row: int, ticket: AdmissionTicket, kv_tokens: int, *, over: bool) -> bool:
+    def _takes(self, row: int, ticket: AdmissionTicket, kv_tokens: int, *, over: int) -> bool:
         ints, floats = self._columns.ints, self._columns.floats
         streams = ints.item(STREAMS, row)
         if not streams:
@@ -269,9 +271,7 @@ class Room:
         # A limit that even one stream exceeds does not forbid a second one.
         return bool(fixed + streams * each <= promised or fixed + each > promised)
 
-    def _all_take(
-        self, rows: IntColumn, ticket: AdmissionTicket, kv_tokens: int, *, over: bool
-    ) -> BoolColumn:
+    def _all_take(self, rows: IntColumn, ticket: AdmissionTicket, kv_tokens: int, *, over: int) -> BoolColumn:
         ints, floats = self._columns.ints, self._columns.floats
         needed = np.full(len(rows), kv_tokens, dtype=np.int64)
         booked = self.booking
@@ -298,7 +298,8 @@ class Room:
             tokens = identity.kv_blocks * identity.kv.block_size
             kv.append(int(tokens * (1.0 - rules.headroom)) if tokens else _NO_LIMIT)
             seats.append(rules.seats.get(identity.pool, _NO_LIMIT))
-        return _Limits(_deferred(kv, rules.spare), _deferred(seats, rules.spare))
+        parts = (1.0 - rules.spare, rules.spare_share)
+        return _Limits(_limited_to(kv, *parts), _limited_to(seats, *parts))
 
 
 def _usable(able: list[bool], well: list[bool], ready: list[bool]) -> _Rows:
@@ -307,7 +308,9 @@ def _usable(able: list[bool], well: list[bool], ready: list[bool]) -> _Rows:
     return _Rows(found if len(found) else np.flatnonzero(np.logical_and(able, ready)))
 
 
-def _deferred(limits: list[int], spare: float) -> tuple[IntColumn, IntColumn]:
-    """Limits for everybody, and for tenants above their share, at least 1."""
+def _limited_to(limits: list[int], over: float, spare: float) -> tuple[IntColumn, IntColumn, IntColumn]:
+    """Limits for everybody, and their parts for tenants above their share and for spare capacity, at least
+    1."""
     whole = np.array(limits, dtype=np.int64)
-    return whole, np.maximum(1, np.floor(whole * (1.0 - spare))).astype(np.int64)
+    above, left = (np.maximum(1, np.floor(whole * part)).astype(np.int64) for part in (over, spare))
+    return whole, above, left

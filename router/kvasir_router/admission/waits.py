@@ -18,6 +18,14 @@ def bounded(seconds: float) -> float:
     return min(MOST_RETRY_S, max(LEAST_RETRY_S, seconds))
 
 
+def no_spare_capacity() -> CapacityError:
+    """Return the error of a request that may not wait: one that did would be part of what others wait for,
+    and of the throughput by which their waits are judged."""
+    return CapacityError(
+        "other requests leave no capacity for it", code="no_spare_capacity", retry_after_s=LEAST_RETRY_S
+    )
+
+
 class Waits:
     """Estimates waits from the queue, its paces by lane and the shares of an admission."""
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_admission import FairAdmission
+from kvasir_router.admission.waits import no_spare_capacity
 
 
 class EmbeddingAdmission(FairAdmission):
@@ -25,6 +26,8 @@ class EmbeddingAdmission(FairAdmission):
     def wait(self, ticket: AdmissionTicket, now: float, *, served: bool) -> None:
         """Queue an input. Raises CapacityError, without any change, if too much waits, or if the input would
         wait too long; the wait is not checked while no worker serves."""
+        if ticket.spare:
+            raise no_spare_capacity()
         self.waits.check_queue_limits(ticket, len(self), now)
         if served:
             self.waits.check_wait(ticket, now)

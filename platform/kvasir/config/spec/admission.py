@@ -61,6 +61,9 @@ class AdmissionSpec(Spec):
     expected."""
     spare: float = Field(default=0.05, ge=0, lt=1)
     """Fraction of the KV cache and of batch slots that tenants above their share cannot use."""
+    spare_share: float = Field(default=0.5, gt=0, le=1)
+    """Fraction of the KV cache and of batch slots up to which lines of batches (see gateway.batches) start,
+    all that runs on a worker included. They never wait in the queue: the rest is free for other requests."""
     prefill_ahead_s: float = Field(default=0.1, gt=0)
     """A worker receives another prompt when it has less than this left to compute. Larger values give larger
     batches; smaller values leave more of the order to the router."""

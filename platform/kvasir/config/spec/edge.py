@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvasir.config.spec.base import Spec, is_loopback
+from kvasir.config.spec.redis import LeaseRedisSpec
 from kvasir.config.spec.tenants import TokenIssuerSpec
 
 _COLLECTOR = re.compile(
@@ -90,6 +91,46 @@ class ResponsesSpec(Spec):
     refused."""
 
 
+class BatchesSpec(Spec):
+    """The Batch API: files of requests, which run in capacity that other requests leave (see
+    admission.spare_share)."""
+
+    storage: str | None = Field(default=None, min_length=1, max_length=1024)
+    """Folder where files and batches are kept, or `s3://BUCKET/PREFIX` with the package s3fs. All routers
+    need the same, and need `redis` for object storage. Unset: `kvasir up` keeps them in its own folder; a
+    router started on its own serves no files and no batches."""
+    redis: LeaseRedisSpec | None = None
+    """Redis server by which routers agree who works on a batch. Unset: by locks of files in the folder."""
+    max_file_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
+    """Maximum bytes of an uploaded file; such a body may be larger than `max_body_bytes`."""
+    max_lines: int = Field(default=50_000, ge=1, le=10_000_000)
+    """Maximum lines of a batch."""
+    max_files: int = Field(default=1000, ge=1, le=1_000_000)
+    """Maximum files of a tenant. Results are stored beyond it, and count for the next upload."""
+    max_bytes: int = Field(default=4 << 30, ge=1024)
+    """Maximum bytes of a tenant's files. Results are stored beyond it, and count for the next upload."""
+    max_batches: int = Field(default=32, ge=1, le=100_000)
+    """Maximum batches of a tenant that have not ended."""
+    concurrency: int = Field(default=64, ge=1, le=100_000)
+    """Maximum lines that run at a time, in each process that serves HTTP."""
+    retention_s: float = Field(default=30 * 86_400.0, ge=3600, le=3650 * 86_400)
+    """How long files, and batches that have ended, are kept. A completion window is at most this."""
+
+    @property
+    def in_objects(self) -> bool:
+        """Whether files are in object storage rather than in a folder."""
+        return self.storage is not None and "://" in self.storage
+
+    @model_validator(mode="after")
+    def _shared(self) -> Self:
+        if self.in_objects and self.redis is None:
+            raise ValueError(
+                "object storage has no locks, by which two routers would not work on the same batch; set "
+                "batches.redis, or name a folder"
+            )
+        return self
+
+
 class GatewaySpec(Spec):
     """The HTTP gateway."""
 
@@ -116,6 +157,7 @@ class GatewaySpec(Spec):
     tls: EdgeTlsSpec = EdgeTlsSpec()
     cors: CorsSpec = CorsSpec()
     responses: ResponsesSpec = ResponsesSpec()
+    batches: BatchesSpec = BatchesSpec()
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_bodies_bytes: int = Field(default=512 << 20, ge=1024)
     """Maximum bytes of bodies that are received or queued, over all connections."""

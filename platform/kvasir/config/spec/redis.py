@@ -56,3 +56,12 @@ class LimitsRedisSpec(RedisServerSpec):
     timeout_s: float = Field(default=0.05, gt=0, le=5)
     """Timeout of a query. After it, the router decides from its own counters until the server answers
     again."""
+
+
+class LeaseRedisSpec(RedisServerSpec):
+    """The Redis in which routers agree who works on a batch."""
+
+    namespace: Name = "kvasir"
+    """Prefix of keys. Routers that share batches use the same one, other deployments a different one."""
+    timeout_s: float = Field(default=2.0, gt=0, le=10)
+    """Timeout of a query."""

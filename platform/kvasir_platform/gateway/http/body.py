@@ -16,9 +16,11 @@ _PIECE_BYTES = 64 << 10
 class Body:
     """The bytes of one body, in pieces."""
 
-    __slots__ = ("_bytes", "_pieces", "_size")
+    __slots__ = ("_bytes", "_pieces", "_size", "is_json")
 
     def __init__(self) -> None:
+        self.is_json = True
+        """Whether arrays, objects and values are counted."""
         self._pieces: list[bytes | bytearray] = []
         self._bytes = 0
         self._size: JsonSize | None = None
@@ -34,13 +36,13 @@ class Body:
         else:
             pieces.append(piece)
         self._bytes += len(piece)
-        if self._bytes > SMALL_BYTES:
+        if self._bytes > SMALL_BYTES and self.is_json:
             self._count(piece)
 
     def take(self) -> bytes:
         """Return the whole body and clear the buffer."""
         pieces, self._pieces = self._pieces, []
-        self._bytes, self._size = 0, None
+        self._bytes, self._size, self.is_json = 0, None, True
         if len(pieces) == 1 and isinstance(pieces[0], bytes):
             return pieces[0]
         return b"".join(pieces)

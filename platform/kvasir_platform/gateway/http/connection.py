@@ -29,6 +29,7 @@ from kvasir_platform.gateway.http.request_head import (
     check_version,
     expects_continue,
     head_without_upgrade,
+    is_form,
     target_path,
 )
 
@@ -59,8 +60,7 @@ class HttpConnection(ConnectionOutput):
         self._last = False
         self._upgrade = False
         self._continue_due = False
-        self._wire_bytes = 0
-        self._header_bytes = 0
+        self._wire_bytes, self._header_bytes = 0, 0
         self._headers: dict[bytes, bytes] = {}
         self._header_count = 0
         self._url = b""
@@ -69,10 +69,8 @@ class HttpConnection(ConnectionOutput):
         self._version = ""
         self._http11 = True
         self._body = Body()
-        self._body_bytes = 0
-        self._held_bytes = 0
-        self._body_due_s = 0.0
-        self._judged_bytes = 0
+        self._body_bytes, self._held_bytes, self._body_limit = 0, 0, limits.body_bytes
+        self._body_due_s, self._judged_bytes = 0.0, 0
         self._full: KvasirError | None = None
         """Why nothing but a health probe is served here."""
 
@@ -181,7 +179,7 @@ class HttpConnection(ConnectionOutput):
         self._held_bytes += size
         full = self._listener.hold(size)
         # Bodies of pipelined requests count too, otherwise pipelining would multiply the limit.
-        if self._held_bytes > self._limits.body_bytes:
+        if self._held_bytes > self._body_limit:
             self._body_too_large()
         if full is not None:
             self._stop_with(full)
@@ -286,14 +284,16 @@ class HttpConnection(ConnectionOutput):
             raise self._full
         coding = headers.get(b"transfer-encoding")
         check_coding(coding, http11=self._http11)
-        length = headers.get(b"content-length")
-        size = 0 if length is None else int(length)
-        if size > limits.body_bytes:
-            self._body_too_large()
+        size = int(headers.get(b"content-length", b"0"))
         self._continue_due = expects_continue(headers)
         early = self._listener.early
+        self._body_limit = limits.body_bytes
         if early is not None and (size > _EARLY_BYTES or coding is not None or self._continue_due):
             early(self._request(b""))
+            if is_form(headers):  # which `early` lets pass only where files are uploaded
+                self._body_limit, self._body.is_json = limits.upload_bytes, False
+        if size > self._body_limit:
+            self._body_too_large()
 
     def _continue(self) -> None:
         self._continue_due = False
@@ -367,7 +367,7 @@ class HttpConnection(ConnectionOutput):
         )
 
     def _body_too_large(self) -> NoReturn:
-        self._stop(f"The body exceeds {self._limits.body_bytes} bytes.", 413, "body_too_large")
+        self._stop(f"The body exceeds {self._body_limit} bytes.", 413, "body_too_large")
 
     def _stop(self, message: str, status: int = 400, code: str = "malformed_http") -> NoReturn:
         self._stop_with(RequestError(message, status=status, code=code))

@@ -22,6 +22,7 @@ _FINAL = frozenset(
         "adapter_timeout",
         "config_error",
         "drain_timeout",
+        "file_in_use",
         "http_version_not_supported",
         "registration_refused",
         "request_timeout",

@@ -10,6 +10,8 @@ from typing import Self
 
 from kvasir.config.spec.edge import GatewaySpec
 
+_FORM_BYTES = 64 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
@@ -19,6 +21,8 @@ class HttpLimits:
     header_fields: int = 128
     target_bytes: int = 8 << 10
     body_bytes: int = 8 << 20
+    upload_bytes: int = 8 << 20
+    """Of the form that a file is uploaded in."""
     body_rate: int = 1024
     header_s: float = 8.0
     body_s: float = 30.0
@@ -34,6 +38,7 @@ class HttpLimits:
             header_fields=spec.max_header_fields,
             target_bytes=spec.max_target_bytes,
             body_bytes=spec.max_body_bytes,
+            upload_bytes=max(spec.max_body_bytes, spec.batches.max_file_bytes + _FORM_BYTES),
             body_rate=spec.min_body_bytes_per_s,
             header_s=spec.header_timeout_s,
             body_s=spec.body_timeout_s,

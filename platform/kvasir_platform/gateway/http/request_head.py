@@ -78,6 +78,22 @@ def expects_continue(headers: Mapping[bytes, bytes]) -> bool:
     return True
 
 
+def check_media_type(headers: Mapping[bytes, bytes], *, form: bool) -> None:
+    """Raise RequestError 415 for a body that is not JSON, or no form with a file where that is expected."""
+    kind = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    wanted = b"multipart/form-data" if form else b"application/json"
+    if kind != wanted or encoding != b"identity":
+        raise RequestError(
+            f"Send the body as plain {wanted.decode()}.", status=415, code="unsupported_media_type"
+        )
+
+
+def is_form(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether the body is a form with a file, and not JSON."""
+    return headers.get(b"content-type", b"")[:20].lower().startswith(b"multipart/form-data")
+
+
 def head_without_upgrade(method: str, url: bytes, version: str, headers: Mapping[bytes, bytes]) -> bytes:
     """Return the head of the same request without its offer to upgrade the protocol."""
     lines = [b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name != b"upgrade"]

@@ -17,6 +17,7 @@ import msgspec
 from kvasir.telemetry.reasons import REASONS
 from kvasir_platform.gateway.anthropic.errors import MessagesError, messages_error_type
 from kvasir_platform.gateway.anthropic.schema import CountTokensBody, MessagesBody
+from kvasir_platform.gateway.batches.schema import CreateBatchBody
 from kvasir_platform.gateway.catalog.slo_classes import MAX_HINT, SESSION_HEADER, SLO_HEADER, TIMING_HEADER
 from kvasir_platform.gateway.http.errors import ErrorDetail, ErrorResponse, error_type
 from kvasir_platform.gateway.http.exchange import Exchange
@@ -25,7 +26,8 @@ from kvasir_platform.gateway.openai.schema.decode import not_served
 from kvasir_platform.gateway.openai.schema.sampling import StreamOptions
 from kvasir_platform.gateway.openai.schema.structured import StructuredOutputs
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody, EmbeddingBody, TokenizeBody
-from kvasir_platform.gateway.openapi.operations import OPERATIONS, Operation
+from kvasir_platform.gateway.openapi.operation import Operation
+from kvasir_platform.gateway.openapi.operations import OPERATIONS
 from kvasir_platform.gateway.responses.body import (
     InputItem,
     InputPart,
@@ -117,6 +119,7 @@ _REFUSING = (
     ReasoningOptions,
     MessagesBody,
     CountTokensBody,
+    CreateBatchBody,
 )
 """Bodies, and parts of them, that declare fields which are refused by name."""
 
@@ -144,6 +147,10 @@ def _operation(operation: Operation) -> Json:
             "required": operation.body_required,
             "content": {"application/json": {"schema": {"$ref": _SCHEMAS + operation.body.__name__}}},
         }
+    if operation.form:
+        fields = {name: {**_TEXT, "description": text} for name, text in operation.form}
+        form = {"type": "object", "required": list(fields), "properties": fields}
+        shown["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
     errors = "MessagesError" if operation.anthropic else "Error"
     shown["responses"] = {
         str(operation.status): _good(operation),

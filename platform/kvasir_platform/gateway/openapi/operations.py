@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import msgspec
-
 from kvasir_platform.gateway.anthropic.answers import (
     MESSAGE_EVENTS,
     MessageAnswer,
@@ -26,6 +21,8 @@ from kvasir_platform.gateway.openai.schema.texts import (
     EmbeddingBody,
     TokenizeBody,
 )
+from kvasir_platform.gateway.openapi.batch_operations import BATCH_OPERATIONS
+from kvasir_platform.gateway.openapi.operation import Operation
 from kvasir_platform.gateway.responses.body import ResponsesBody
 from kvasir_platform.gateway.responses.objects import (
     InputItemsPage,
@@ -35,10 +32,6 @@ from kvasir_platform.gateway.responses.objects import (
 )
 
 OPENAPI = "/openapi.json"
-_EVENTS = (
-    "Each event is `data: ` and one JSON object; the last is `data: [DONE]`. "
-    "After an error in mid-stream the last is the error's object, and there is no [DONE]."
-)
 _RESPONSE_EVENTS = (
     "Each event is `event: ` and its type, then `data: ` and one JSON object. The last is "
     "`response.completed`, `response.incomplete` or, after an error in mid-stream, `response.failed`."
@@ -47,31 +40,6 @@ _MESSAGE_EVENTS = (
     "Each event is `event: ` and its type, then `data: ` and one JSON object. The last is `message_stop` or, "
     "after an error in mid-stream, `error`."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One path and method. `chunks` are the bodies of stream events, and `events` describes the stream; `tag`
-    is its group, and `query` has the name, schema and description of each parameter of the query.
-    `anthropic`: its errors have the form of Anthropic's API; `anthropic_answer` is a second answer, where
-    both APIs have the path."""
-
-    path: str
-    method: str
-    name: str
-    summary: str
-    answer: type[msgspec.Struct] | str
-    body: type[msgspec.Struct] | None = None
-    chunks: tuple[type[msgspec.Struct], ...] = ()
-    status: int = 200
-    key: bool = True
-    tag: str = "API"
-    body_required: bool = True
-    events: str = _EVENTS
-    query: tuple[tuple[str, dict[str, Any], str], ...] = ()
-    anthropic: bool = False
-    anthropic_answer: type[msgspec.Struct] | None = None
-
 
 OPERATIONS = (
     Operation(
@@ -271,5 +239,6 @@ OPERATIONS = (
         UnloadAdapterBody,
         tag="Operation",
     ),
+    *BATCH_OPERATIONS,
     Operation(OPENAPI, "get", "openapi", "This document.", "application/json", key=False, tag="Operation"),
 )

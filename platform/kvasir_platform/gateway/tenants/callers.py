@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 from kvasir.config.spec.deployment import Deployment, SloSpec
 from kvasir.config.spec.redis import LimitsRedisSpec
-from kvasir.config.spec.tenants import DEFAULT_TENANT, Scope
+from kvasir.config.spec.tenants import DEFAULT_TENANT, Scope, TenantSpec
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.limits import RateLimits, SharedRateLimits
-from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats
+from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, added
 from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.identity.authenticator import Authenticator
 from kvasir_platform.gateway.identity.identities import check_scopes
@@ -21,15 +21,22 @@ from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
+_BATCH_TTFT_S = 3600.0
+
 
 class Callers:
     """The tenants of a deployment. Without `authenticator` no credential is required, and all requests are of
-    the default tenant."""
+    the default tenant. `batches` are the same tenants as callers of the lines of their batches."""
 
     def __init__(
-        self, callers: Mapping[str, Caller], authenticator: Authenticator | None, limits: RateLimits
+        self,
+        callers: Mapping[str, Caller],
+        authenticator: Authenticator | None,
+        limits: RateLimits,
+        batches: Mapping[str, Caller],
     ) -> None:
         self._callers = callers
+        self._batches = batches
         self._default = callers[DEFAULT_TENANT]
         self._authenticator = authenticator
         self._limits = limits
@@ -44,9 +51,19 @@ class Callers:
             check_scopes(identity.scopes, scopes)
         return self._callers[identity.tenant]
 
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """The names of all tenants."""
+        return tuple(self._callers)
+
+    def of_batches(self, tenant: str) -> Caller:
+        """Return a tenant as the caller of the lines of its batches: in a class of its own behind all others,
+        and without limits per minute, as it gets only capacity that others leave."""
+        return self._batches[tenant]
+
     def figures(self) -> TenantStats:
-        """Return the usage of all tenants."""
-        uses = tuple(caller.use for caller in self._callers.values())
+        """Return the usage of all tenants, batches included."""
+        uses = tuple(added(caller.use, self._batches[name].use) for name, caller in self._callers.items())
         return TenantStats(uses, limits_state(self._limits))
 
     async def run(self) -> None:
@@ -80,18 +97,25 @@ def make_callers(
         tokens = TokenIdentities(issuers, names, clock, wall) if issuers else None
         authenticator = Authenticator(keys, tokens, clock, wall)
     limits = make_limits(tenancy.redis, clock, rng) if limits is None else limits
+
+    def caller(spec: TenantSpec, rank: int, slo: SloClasses) -> Caller:
+        scope = CacheScope(secret, spec.cache, spec.name) if secret else Open()
+        return Caller(spec, rank, slo, scope, limits, now=clock.now)
+
     callers = {
-        name: Caller(
-            spec,
-            tenancy.priorities.index(spec.priority),
-            _slo_classes(deployment.slo, spec.slo),
-            CacheScope(secret, spec.cache, name) if secret else Open(),
-            limits,
-            now=clock.now,
-        )
+        name: caller(spec, tenancy.priorities.index(spec.priority), _slo_classes(deployment.slo, spec.slo))
         for name, spec in tenants.items()
     }
-    return Callers(callers, authenticator, limits)
+    # Others' time between tokens is not to suffer more than they themselves would let it.
+    slo = SloClasses(
+        [SloSpec(name="batch", ttft_s=_BATCH_TTFT_S, itl_s=min(s.itl_s for s in deployment.slo))]
+    )
+    unlimited: dict[str, object] = {"requests_per_min": None, "tokens_per_min": None, "concurrency": None}
+    batches = {
+        name: caller(spec.model_copy(update=unlimited), len(tenancy.priorities), slo)
+        for name, spec in tenants.items()
+    }
+    return Callers(callers, authenticator, limits, batches)
 
 
 def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:

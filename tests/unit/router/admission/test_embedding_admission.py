@@ -230,3 +230,13 @@ def test_workers_that_come_are_reckoned_with_before_they_are_measured() -> None:
     for name in ("e1", "e2"):
         stage.tell(WorkerReady(name, embedding_worker(name)))
     assert stage.machine.admission(stage.now).wait_s < before / 2
+
+
+def test_an_input_of_a_batch_starts_at_once_or_is_refused() -> None:
+    stage = Stage(spare_level=3)
+    stage.ready()
+    stage.arrive(priority=3000)
+    stage.arrive(priority=3000)
+    assert len(stage.running) == 2
+    assert stage.refusal(priority=3000).code == "no_spare_capacity"
+    assert stage.machine.queued == 0

@@ -525,3 +525,50 @@ def test_every_wakeup_is_followed_by_a_later_one(make_identity: MakeIdentity) ->
         assert due > stage.now
         stage.now = due
         stage.tell(TimerTick())
+
+
+LINE = {"priority": 3000}
+"""A line of a batch."""
+
+
+def test_a_line_of_a_batch_starts_only_up_to_its_part_of_a_place(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, seats={"both": 8}, spare_level=3, spare_share=0.5)
+    stage.ready("w")
+    assert [stage.arrive(name) for name in "ab"] == [True, True]
+    assert [stage.arrive(name, **LINE) for name in "cd"] == [True, True]
+    assert stage.refused("e", **LINE).code == "no_spare_capacity"
+    assert [stage.arrive(name) for name in "fghi"] == [True, True, True, True]
+    stage.say("c", last=True)
+    assert stage.refused("j", **LINE).code == "no_spare_capacity"
+
+
+def test_a_line_of_a_batch_never_waits_and_never_passes_what_waits(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, seats={"both": 2}, spare_level=3, spare_share=1.0)
+    stage.ready("w")
+    assert [stage.arrive(name) for name in "abc"] == [True, True, False]
+    assert stage.refused("line", **LINE).code == "no_spare_capacity"
+    assert stage.machine.queued == 1
+    stage.say("a", last=True)
+    assert "c" in stage.begun
+
+
+def test_a_line_of_a_batch_makes_no_tenant_one_of_several(make_identity: MakeIdentity) -> None:
+    stage = Stage(make_identity, seats={"both": 8}, spare=0.5, spare_level=3)
+    stage.ready("w")
+    assert stage.arrive("line", tenant="other", **LINE)
+    assert all(stage.arrive(name, tenant="one") for name in "abcdefg")
+
+
+def test_no_line_of_a_batch_starts_under_a_brown_out(make_identity: MakeIdentity) -> None:
+    brownout = BrownoutRules(
+        (BrownoutStep(cap_max_tokens=5),), enter=0.1, leave=0.05, enter_s=0.1, leave_s=9.0
+    )
+    stage = Stage(make_identity, seats={"both": 1}, brownout=brownout, spare_level=3, spare_share=1.0)
+    stage.ready("w0", "w1")
+    for number in range(60):
+        stage.arrive(f"r{number}")
+    for number in range(40):
+        stage.wait(0.1)
+        stage.say(f"r{number}", last=True)
+    assert stage.machine.brownout.level == 1
+    assert stage.refused("line", **LINE).code == "no_spare_capacity"

@@ -1,0 +1,101 @@
+"""Finds batches that nobody works on, and works on them, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from kvasir.core.errors import CapacityError
+from kvasir_platform.gateway.batches.pace import LinePace
+from kvasir_platform.gateway.batches.run import BatchContext, BatchRun
+
+_log = logging.getLogger(__name__)
+
+_SCAN_S = 2.0
+_SWEEP_S = 3600.0
+_MOST_RUNS = 4
+"""Batches of a process at a time, each with its file in memory."""
+
+
+class BatchRunner:
+    """The batches of one process. `serve` runs until `stop`."""
+
+    def __init__(self, context: BatchContext, tenants: tuple[str, ...]) -> None:
+        self._context = context
+        self._tenants = tenants
+        self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    def wake(self) -> None:
+        """There may be a new batch."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Start nothing more; `serve` returns when what runs has ended. Idempotent."""
+        self._stopping = True
+        self._wake.set()
+        for run, _ in self._runs.values():
+            run.stop()
+
+    async def serve(self) -> None:
+        """Look for batches, and work on them."""
+        clock = self._context.clock
+        swept_s = clock.now() - _SWEEP_S
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                if clock.now() - swept_s >= _SWEEP_S:
+                    swept_s = clock.now()
+                    await self._context.later(self._expire)
+                await self._scan()
+            except CapacityError as error:
+                _log.warning("batches wait: %s", error.message)
+            await self._woken_within(_SCAN_S)
+        if self._runs:
+            await asyncio.wait([task for _, task in self._runs.values()])
+
+    async def _woken_within(self, seconds: float) -> None:
+        wake = asyncio.create_task(self._wake.wait())
+        pause = asyncio.create_task(self._context.clock.sleep(seconds))
+        await asyncio.wait((wake, pause), return_when=asyncio.FIRST_COMPLETED)
+        wake.cancel()
+        pause.cancel()
+
+    def _expire(self) -> None:
+        for tenant in self._tenants:
+            self._context.files.expire(tenant)
+            self._context.batches.expire(tenant)
+
+    async def _scan(self) -> None:
+        context = self._context
+        for tenant, name in await context.later(context.batches.open):
+            if self._stopping or len(self._runs) >= _MOST_RUNS:
+                return
+            if name in self._runs or tenant not in self._tenants:
+                continue
+            token = await context.later(partial(context.lease.take, name))
+            if token is None:
+                continue
+            run = BatchRun(context, tenant, name, token, LinePace(self._share))
+            task = asyncio.create_task(self._work(run, name), name=f"batch {name}")
+            self._runs[name] = (run, task)
+
+    def _share(self) -> int:
+        """Return how many lines of one batch may run."""
+        return max(1, self._context.spec.concurrency // max(1, len(self._runs)))
+
+    async def _work(self, run: BatchRun, name: str) -> None:
+        ended = False
+        try:
+            ended = await run.run()
+        except CapacityError as error:
+            _log.warning("batch %s waits: %s", name, error.message)
+        # A fault of one batch must not end the others, nor the gateway.
+        except Exception:  # noqa: BLE001
+            _log.exception("the work on batch %s failed; it goes on later", name)
+        finally:
+            del self._runs[name]
+            await self._context.later(lambda: self._context.lease.release(name, done=ended))
+            self._wake.set()

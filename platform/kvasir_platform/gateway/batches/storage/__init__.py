@@ -1,0 +1,1 @@
+"""Where files and batches are kept, and leases on the work."""
