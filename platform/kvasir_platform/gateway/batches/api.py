@@ -36,12 +36,12 @@ class BatchesApi:
     may be work."""
 
     def __init__(
-        self, context: BatchContext | None, authorize: Authorize, rng: Rng, on_new: Callable[[], None]
+        self, context: BatchContext | None, authorize: Authorize, rng: Rng, on_change: Callable[[], None]
     ) -> None:
         self._context = context
         self._authorize = authorize
         self._rng = rng
-        self._on_new = on_new
+        self._on_change = on_change
         self._running: set[asyncio.Future[None]] = set()
 
     def route(self, path: str) -> tuple[str, Handler] | None:
@@ -125,12 +125,9 @@ class BatchesApi:
 
         def create() -> bytes:
             context.files.show(tenant, asked.input_file_id)
-            made = _json(context.batches.create(tenant, name, asked))
-            loop.call_soon_threadsafe(self._on_new)
-            return made
+            return _json(context.batches.create(tenant, name, asked))
 
-        loop = asyncio.get_running_loop()
-        self._answer(exchange, create)
+        self._answer(exchange, create, changes=True)
 
     def _batch(self, caller: Caller, exchange: Exchange) -> None:
         """GET /v1/batches/{id}."""
@@ -142,7 +139,7 @@ class BatchesApi:
         """POST /v1/batches/{id}/cancel."""
         context, tenant = self._stored(), caller.tenant
         name = unquote(exchange.request.path[len(BATCHES) + 1 : -len(CANCEL)])
-        self._answer(exchange, lambda: _json(context.batches.cancel(tenant, name)))
+        self._answer(exchange, lambda: _json(context.batches.cancel(tenant, name)), changes=True)
 
     def _stored(self) -> BatchContext:
         if self._context is None:
@@ -153,15 +150,25 @@ class BatchesApi:
             )
         return self._context
 
-    def _answer(self, exchange: Exchange, make: Callable[[], bytes], content_type: bytes = JSON) -> None:
-        """Answer with what `make` returns or raises, in a thread."""
+    def _answer(
+        self,
+        exchange: Exchange,
+        make: Callable[[], bytes],
+        content_type: bytes = JSON,
+        *,
+        changes: bool = False,
+    ) -> None:
+        """Answer with what `make` returns or raises, in a thread. `changes`: it changes a batch."""
         context = self._stored()
         if len(self._running) >= _MOST_WAITING:
             raise CapacityError("Too many calls wait for the storage of files.", code="storage_unavailable")
 
         async def answer() -> None:
             try:
-                exchange.respond(200, await context.later(make), content_type)
+                body = await context.later(make)
+                if changes:
+                    self._on_change()
+                exchange.respond(200, body, content_type)
             # As in the gateway, whatever is raised is the answer.
             except Exception as error:  # noqa: BLE001
                 context.answer(exchange, error)

@@ -97,13 +97,26 @@ class BatchRun:
         self._results: list[LineResult] = []
         self._tries: Counter[int] = Counter()
         self._wake = asyncio.Event()
+        self._look = asyncio.Event()
         self._over: BatchEnd | Literal["stopped", "lost"] | None = None
         self._storing: asyncio.Task[None] | None = None
         self._shown_s = context.clock.now()
 
     def stop(self) -> None:
-        """Start no more lines; `run` returns when those that run have ended. Idempotent."""
+        """Start no more lines; `run` returns when those that run have ended, or at `abandon`. Idempotent."""
         self._end_as("stopped")
+
+    def abandon(self) -> None:
+        """Give up the lines that run, after `stop`: they get no result. Other results are stored."""
+        for exchange in list(self._running.values()):
+            self._pace.dropped()
+            exchange.gone(CLIENT_CLOSED)
+        self._running.clear()
+        self._wake.set()
+
+    def look(self) -> None:
+        """The batch may have been cancelled."""
+        self._look.set()
 
     async def run(self) -> bool:
         """Work until the batch has ended, or `stop`. Return whether it has ended."""
@@ -185,14 +198,7 @@ class BatchRun:
             elif wait_s is None:
                 await self._wake.wait()
             else:
-                await self._woken_within(wait_s)
-
-    async def _woken_within(self, seconds: float) -> None:
-        wake = asyncio.create_task(self._wake.wait())
-        pause = asyncio.create_task(self._context.clock.sleep(seconds))
-        await asyncio.wait((wake, pause), return_when=asyncio.FIRST_COMPLETED)
-        wake.cancel()
-        pause.cancel()
+                await set_within(self._wake, wait_s, clock)
 
     def _start_some(self) -> float | None:
         """Start lines while the pace allows. Return the time until more may start, None if that takes an
@@ -286,6 +292,7 @@ class BatchRun:
         """Notice that the batch is cancelled or expired, or that another process has its lease."""
         context = self._context
         while self._over is None:
+            self._look.clear()
             if context.wall() >= self._batch.expires_at:
                 self._end_as("expired")
                 return
@@ -298,7 +305,7 @@ class BatchRun:
                     self._end_as("cancelled")
             except CapacityError as error:
                 _log.warning("%s: %s", self._name, error.message)
-            await context.clock.sleep(_WATCH_S)
+            await set_within(self._look, _WATCH_S, context.clock)
 
     def _end_as(self, why: BatchEnd | Literal["stopped", "lost"]) -> None:
         if self._over is None or why == "lost":
@@ -306,10 +313,7 @@ class BatchRun:
         if why == "lost":
             # Another process executes these lines.
             self._results.clear()
-            for exchange in list(self._running.values()):
-                self._pace.dropped()
-                exchange.gone(CLIENT_CLOSED)
-            self._running.clear()
+            self.abandon()
         self._wake.set()
 
     async def _finish(self, end: BatchEnd) -> None:
@@ -353,6 +357,16 @@ class BatchRun:
             context.batches.close(tenant, self._name)
 
         await self._context.later(close)
+
+
+async def set_within(event: asyncio.Event, seconds: float, clock: Clock) -> None:
+    """Wait until an event is set, for at most `seconds`."""
+    waits = (asyncio.create_task(event.wait()), asyncio.create_task(clock.sleep(seconds)))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _counted(batch: BatchObject, results: list[LineResult], *, anew: bool = False) -> BatchObject:

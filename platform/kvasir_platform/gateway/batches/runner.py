@@ -8,7 +8,7 @@ from functools import partial
 
 from kvasir.core.errors import CapacityError
 from kvasir_platform.gateway.batches.pace import LinePace
-from kvasir_platform.gateway.batches.run import BatchContext, BatchRun
+from kvasir_platform.gateway.batches.run import BatchContext, BatchRun, set_within
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +29,10 @@ class BatchRunner:
         self._stopping = False
 
     def wake(self) -> None:
-        """There may be a new batch."""
+        """There may be a new batch, or one that is cancelled."""
         self._wake.set()
+        for run, _ in self._runs.values():
+            run.look()
 
     def stop(self) -> None:
         """Start nothing more; `serve` returns when what runs has ended. Idempotent."""
@@ -38,6 +40,11 @@ class BatchRunner:
         self._wake.set()
         for run, _ in self._runs.values():
             run.stop()
+
+    def abandon(self) -> None:
+        """Give up the lines that still run."""
+        for run, _ in self._runs.values():
+            run.abandon()
 
     async def serve(self) -> None:
         """Look for batches, and work on them."""
@@ -52,16 +59,9 @@ class BatchRunner:
                 await self._scan()
             except CapacityError as error:
                 _log.warning("batches wait: %s", error.message)
-            await self._woken_within(_SCAN_S)
+            await set_within(self._wake, _SCAN_S, clock)
         if self._runs:
             await asyncio.wait([task for _, task in self._runs.values()])
-
-    async def _woken_within(self, seconds: float) -> None:
-        wake = asyncio.create_task(self._wake.wait())
-        pause = asyncio.create_task(self._context.clock.sleep(seconds))
-        await asyncio.wait((wake, pause), return_when=asyncio.FIRST_COMPLETED)
-        wake.cancel()
-        pause.cancel()
 
     def _expire(self) -> None:
         for tenant in self._tenants:
@@ -80,6 +80,8 @@ class BatchRunner:
                 continue
             run = BatchRun(context, tenant, name, token, LinePace(self._share))
             task = asyncio.create_task(self._work(run, name), name=f"batch {name}")
+            if self._stopping:
+                run.stop()
             self._runs[name] = (run, task)
 
     def _share(self) -> int:

@@ -77,8 +77,10 @@ class BatchService:
             self._runner.stop()
 
     async def close(self) -> None:
-        """Wait until the results of all lines are stored; those that run must have been ended."""
-        self.stop()
+        """Give up the lines that still run, and wait until the results of the others are stored."""
+        if self._runner is not None:
+            self._runner.stop()
+            self._runner.abandon()
         if self._serving is not None:
             await self._serving
         if self._threads is not None:
