@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import shutil
 
-_PACKAGES = {"redis-server": "redis-server", "haproxy": "haproxy", "ip": "iproute2"}
+_PACKAGES = {
+    "redis-server": "redis-server",
+    "haproxy": "haproxy",
+    "ip": "iproute2",
+    "promtool": "prometheus",
+    "prometheus": "prometheus",
+}
 
 
 class MissingProgramError(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvasir.core.kv import TierLoad
     from kvasir_platform.sim.cluster import Cluster
     from kvasir_platform.sim.worker import SimWorker
 
@@ -55,6 +56,10 @@ class Faults:
     def stale(self, worker_id: str, stale: bool) -> None:
         """Freeze the worker's reported load, although tokens flow."""
         self._cluster.workers[worker_id].faults.stale = stale
+
+    def trouble(self, worker_id: str, tier: TierLoad | None) -> None:
+        """Make the worker report a tier in this state; None ends that."""
+        self._cluster.workers[worker_id].faults.tiers = () if tier is None else (tier,)
 
     async def restart(self, worker_id: str, grace_s: float, reason: str = "upgrade") -> SimWorker:
         """Restart the worker as planned: it drains for at most `grace_s`, leaves, and starts again at its

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.kv import TierLoad
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, StepBatch
 from kvasir.ports.engine import Engine, StepSink
 from kvasir_workers.engines.delegating import DelegatingEngine
@@ -14,13 +15,14 @@ from kvasir_workers.engines.delegating import DelegatingEngine
 
 class FaultyEngine(DelegatingEngine):
     """`kvasir.ports.engine.Engine` around `engine`. While `failing` names an error code, every leg is
-    answered with it. While `stale`, load keeps its value, and comes with no step. `submitted` counts legs,
-    refused ones included."""
+    answered with it. While `stale`, load keeps its value, and comes with no step. `tiers` are reported in
+    place of the engine's, if there are any. `submitted` counts legs, refused ones included."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.failing: str | None = None
         self.submitted = 0
+        self.tiers: tuple[TierLoad, ...] = ()
         self._sink: StepSink | None = None
         self._stale: EngineLoad | None = None
 
@@ -48,7 +50,8 @@ class FaultyEngine(DelegatingEngine):
 
     def load(self) -> EngineLoad:
         """See Engine."""
-        return self._stale or super().load()
+        load = self._stale or super().load()
+        return replace(load, tiers=self.tiers) if self.tiers else load
 
     async def stop(self) -> None:
         """See Engine."""
@@ -57,7 +60,8 @@ class FaultyEngine(DelegatingEngine):
 
     def _pass_on(self, batch: StepBatch) -> None:
         if self._sink is not None:
-            self._sink(batch if self._stale is None else replace(batch, load=None))
+            plain = self._stale is None and not self.tiers
+            self._sink(batch if plain else replace(batch, load=None))
 
     def _refuse(self, code: str, requests: tuple[EngineRequest, ...]) -> None:
         if self._sink is None:

@@ -35,7 +35,7 @@ class TopScreen(App[None]):
 
     CSS = """
     Static { height: 1; padding: 0 1; }
-    #verdict { text-style: bold; height: auto; max-height: 2; }
+    #verdict { text-style: bold; height: auto; max-height: 6; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     DataTable { height: 1fr; }
     """

@@ -50,10 +50,12 @@ Before = TopSnapshot | None
 """The snapshot before, for rates; None: totals are shown."""
 _NONE = "-"
 _LEAST_LAST = 12
+_ALSO = 3
 
 
 def heading(snapshot: TopSnapshot) -> tuple[str, str]:
-    """Return the verdict, and the deployment's figures, a line each."""
+    """Return the verdict, with a line for each of the next problems, and a line with the deployment's
+    figures."""
     status, requests = snapshot.status, snapshot.requests
     verdict = status.get("verdict") or {}
     ttfts = [each["ttft_s"] for each in requests["latest"] if each["ttft_s"] is not None]
@@ -65,7 +67,8 @@ def heading(snapshot: TopSnapshot) -> tuple[str, str]:
     ]
     if ttfts:
         parts.append(f"TTFT p50 {milliseconds(quantile(ttfts, 0.5))} of the last {len(ttfts)}")
-    return str(verdict.get("sentence", "")), ", ".join(parts)
+    also = [f"Also: {each['text']}" for each in verdict.get("problems", [])[1 : 1 + _ALSO]]
+    return "\n".join([str(verdict.get("sentence", "")), *also]), ", ".join(parts)
 
 
 def arranged(table: TopTable, order: TopOrder) -> list[tuple[TopCell, ...]]:

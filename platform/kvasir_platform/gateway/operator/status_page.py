@@ -22,6 +22,7 @@ from kvasir.wire.tls import certificates_in, read_pem
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
 from kvasir_platform.gateway.openai.schema.operation import PoolSize
+from kvasir_platform.gateway.operator.requests_page import MOST_RUNNING
 from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 
 
@@ -105,8 +106,14 @@ class StatusPages:
             discovery_stale_s=metrics.discovery_stale_s(),
             limits_shared=metrics.limits_shared(),
             ended=self._router.ended(),
-            tenants=metrics.running_by_tenant(),
+            tenants=metrics.running_by_tenant() or self._tenants(),
             certificates={path: _expires_s(Path(path)) - wall for path in certificates if path is not None},
+        )
+
+    def _tenants(self) -> dict[str, int]:
+        """Return the tenants of the requests that arrived first, where edges count those of each tenant."""
+        return Counter(
+            view.so_far.tenant for view in self._router.running(MOST_RUNNING) if view.so_far.tenant
         )
 
     def _worker(self, worker: WorkerView) -> dict[str, Any]:

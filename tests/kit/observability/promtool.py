@@ -1,0 +1,134 @@
+"""Asks Prometheus' own promtool which alerts fire, in its time, on series that a fleet really had.
+
+A fleet is scraped three times: at the beginning, before a fault, and some time after it. The test of promtool
+continues what happened between the first two for `BEFORE_MIN` minutes, and what happened between the last two
+for `AFTER_MIN` more, so that alerts have the windows and the patience of the chart's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.kit.programs import program
+
+from kvasir_platform.edge.exposition import Families
+
+ALERTS_FILE = Path(__file__).resolve().parents[3] / "helm" / "kvasir" / "files" / "alerts.yaml"
+BEFORE_MIN = 30
+AFTER_MIN = 35
+_GOT = re.compile(
+    r"time: (?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?,\s*exp:.*?got:\[?(.*?)(?:\n\s*\n|\n\s*expr:|\Z)", re.DOTALL
+)
+_NAME = re.compile(r'alertname=\\?"(\w+)\\?"')
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Three scrapes of a fleet: `calm_s` seconds from `first` to `before`, and `fault_s` to `after`.
+    `walls_s` is Unix time in seconds before the fault, and after it."""
+
+    first: Families
+    before: Families
+    after: Families
+    calm_s: float
+    fault_s: float
+    walls_s: tuple[float, float]
+
+
+def rules(alerts: Sequence[Mapping[str, Any]], scale: float = 1.0) -> dict[str, Any]:
+    """The alerts as a file of rules for one release, with windows and waits `scale` times as long."""
+    found = []
+    for alert in alerts:
+        expression = alert["expr"].replace("{ONLY,", "{").replace("{ONLY}", "")
+        rule = {
+            "alert": alert["alert"],
+            "expr": _scaled(expression, scale),
+            "for": _duration(alert["for"], scale),
+        }
+        found.append(rule | {"labels": {"severity": alert["severity"]}})
+    return {"groups": [{"name": "kvasir", "rules": found}]}
+
+
+def chart_alerts() -> list[dict[str, Any]]:
+    """The alerts of the chart."""
+    found: list[dict[str, Any]] = yaml.safe_load(ALERTS_FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def first_firing(watched: Watched, folder: Path) -> dict[str, int]:
+    """The minute after the fault in which each alert fires first; negative if that is before the fault."""
+    (folder / "rules.yaml").write_text(json.dumps(rules(chart_alerts())))
+    minutes = [BEFORE_MIN - 1, *range(BEFORE_MIN, BEFORE_MIN + AFTER_MIN)]
+    query = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": list(_series(watched)),
+                "promql_expr_test": [
+                    {"expr": query, "eval_time": f"{minute}m", "exp_samples": []} for minute in minutes
+                ],
+            }
+        ],
+    }
+    (folder / "test.yaml").write_text(json.dumps(test))
+    run = subprocess.run(
+        [program("promtool"), "test", "rules", "test.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return _first(run.stdout + run.stderr)
+
+
+def _first(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for hours, minutes, _, got in _GOT.findall(text):
+        minute = 60 * int(hours or 0) + int(minutes or 0) - BEFORE_MIN
+        for name in _NAME.findall(got):
+            found[name] = min(minute, found.get(name, minute))
+    return found
+
+
+def _series(watched: Watched) -> Iterator[dict[str, str]]:
+    named = {name for alert in chart_alerts() for name in re.findall(r"\bkvasir_\w+", alert["expr"])}
+    for family, after in watched.after.items():
+        before, first = (part.get(family) for part in (watched.before, watched.first))
+        for series, value in after.series.items():
+            if series.partition("{")[0] not in named:
+                continue
+            was = None if before is None else before.series.get(series)
+            began = 0.0 if first is None else first.series.get(series, 0.0)
+            if family.endswith("_timestamp_seconds"):
+                # Time begins with zero for promtool.
+                left = [
+                    moment - wall + 60 * BEFORE_MIN
+                    for moment, wall in zip((was or 0.0, value), watched.walls_s, strict=True)
+                ]
+                values = f"{left[0]:.0f}x{BEFORE_MIN} {left[1]:.0f}x{AFTER_MIN}"
+            elif after.kind == "gauge":
+                values = f"{'_' if was is None else f'{was:g}'}x{BEFORE_MIN} {value:g}x{AFTER_MIN}"
+            else:
+                was = was or 0.0
+                calm, fault = (was - began) * 60 / watched.calm_s, (value - was) * 60 / watched.fault_s
+                values = f"0+{calm:g}x{BEFORE_MIN} {calm * BEFORE_MIN + fault:g}+{fault:g}x{AFTER_MIN}"
+            yield {"series": series, "values": values}
+
+
+def _scaled(expression: str, scale: float) -> str:
+    return re.sub(r"\[(\w+)\]", lambda found: f"[{_duration(found[1], scale)}]", expression)
+
+
+def _duration(text: str, scale: float) -> str:
+    number, unit = int(text[:-1]), text[-1]
+    seconds = number * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+    return text if scale == 1.0 else f"{max(0, round(1000 * seconds * scale))}ms"

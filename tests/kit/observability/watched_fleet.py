@@ -1,0 +1,182 @@
+"""A simulated fleet with the pages that operators read: what the console and `kvasir top` show of it, and
+what Prometheus scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+from tests.kit.observability.mix import TENANTS, FaultScene, TrafficMix
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.errors import KvasirError
+from kvasir.core.requests import Delta, Request, Sampling, SloClass, token_ids
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RequestSummary
+from kvasir.telemetry.histogram import Histogram
+from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.tenant_series import TenantStats, TenantUsage
+from kvasir_platform.cli.top.command import screen_text
+from kvasir_platform.cli.top.snapshot import TopSnapshot, tenants_in
+from kvasir_platform.cli.top.tables import TopOrder
+from kvasir_platform.edge.exposition import Families, parse
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.operator.requests_page import RequestPages
+from kvasir_platform.gateway.operator.status_page import StatusPages
+from kvasir_platform.gateway.start import make_metrics
+from kvasir_platform.sim.client import ClientStream
+from kvasir_platform.sim.cluster import Cluster
+
+_WIDE = 200
+
+
+class WatchedFleet:
+    """`run` sends traffic to a started cluster. `wall_s` is Unix time in seconds at the beginning, and
+    `expires_s` when the gateway's certificate expires. The fleet does for metrics what a gateway does: it
+    counts requests, refusals, gaps between tokens and tenants."""
+
+    def __init__(
+        self, spec: Deployment, clock: Clock, *, wall_s: float, expires_s: float, seed: int = 1
+    ) -> None:
+        self.metrics: Metrics = make_metrics(spec)
+        self.cluster = Cluster(spec, clock, seed=seed, on_decision=self.metrics.decided)
+        self.scene = FaultScene(self.cluster, TrafficMix(), wall_s)
+        self._clock = clock
+        self._rng = Random(seed)
+        slo = spec.slo[0]
+        self._slo = SloClass(slo.name, slo.ttft_s, slo.itl_s)
+        self._model = spec.model.name
+        self._running: Counter[str] = Counter()
+        self._spec = spec
+        self._expires_s = expires_s
+        self._number = 0
+
+    async def start(self) -> None:
+        """Start the fleet."""
+        await self.cluster.start()
+        router, metrics = self.cluster.router, self.metrics
+        metrics.track_index(router.index_stats)
+        metrics.track_accounting(router.accounting)
+        metrics.track_links(router.link_transfers)
+        metrics.track_regret(router.regret)
+        metrics.track_admission(router.admission)
+        metrics.track_tenants(self._tenants)
+        metrics.track_certificate(lambda: self._expires_s)
+        self._status = StatusPages(
+            self._spec,
+            lambda: [self._model],
+            router,
+            metrics,
+            self._clock,
+            in_flight=lambda: router.in_flight,
+            draining=lambda: False,
+            wall=lambda: self.scene.wall_s,
+        )
+        self._requests = RequestPages(router, self._clock)
+
+    async def run(self, seconds: float) -> None:
+        """Send traffic for so long."""
+        end = self._clock.now() + seconds
+        while (at := self._clock.now() + self._rng.expovariate(self.scene.mix.total)) < end:
+            await self._clock.sleep(at - self._clock.now())
+            self._submit()
+        await self._clock.sleep(end - self._clock.now())
+
+    async def close(self) -> None:
+        """Stop everything, whatever still runs."""
+        await self.cluster.close()
+
+    # -- what operators see ------------------------------------------------------------------------
+
+    def scrape(self) -> Families:
+        """What Prometheus gets."""
+        return parse(self._status.figures())
+
+    def status(self) -> dict[str, Any]:
+        """GET /status, which the console reads."""
+        return _page(self._status.status)
+
+    def top(self) -> str:
+        """What `kvasir top --once` prints."""
+        snapshot = TopSnapshot(
+            self._clock.now(), self.status(), _page(self._requests.requests), tenants_in(self.scrape())
+        )
+        return "\n".join(screen_text(snapshot, TopOrder(), _WIDE))
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        mix, now = self.scene.mix, self._clock.now()
+        tenant = mix.tenant(self._rng)
+        self._number += 1
+        request = Request(
+            request_id=f"w{self._number}",
+            model=self._model,
+            tokens=token_ids(mix.tokens(self._rng)),
+            sampling=Sampling(max_tokens=mix.output, temperature=0.0, ignore_eos=True),
+            arrival_s=now,
+            tenant=tenant,
+            slo=self._slo,
+        )
+        gaps = _Gaps(self._clock, self.metrics.inter_token(self._model))
+
+        def seen(event: Delta | RequestSummary) -> None:
+            if isinstance(event, Delta):
+                gaps.add(event)
+            else:
+                self._running[tenant] -= 1
+                self.metrics.request_finished(event)
+
+        try:
+            self.cluster.router.submit(request, ClientStream(request, seen))
+        except KvasirError as error:
+            self.metrics.request_refused(error.code, self._model)
+        else:
+            self._running[tenant] += 1
+
+    def _tenants(self) -> TenantStats:
+        return TenantStats(tuple(TenantUsage(name, running=self._running[name]) for name in TENANTS), None)
+
+
+class _Gaps:
+    """Observes the time between the deltas of one stream."""
+
+    def __init__(self, clock: Clock, histogram: Histogram) -> None:
+        self._clock = clock
+        self._histogram = histogram
+        self._last: float | None = None
+
+    def add(self, delta: Delta) -> None:
+        now = self._clock.now()
+        if self._last is not None and delta.token_ids:
+            self._histogram.observe(now - self._last)
+        self._last = now
+
+
+class _Answer:
+    """The Exchange of a page that is only read."""
+
+    def __init__(self) -> None:
+        self.body = b""
+
+    def respond(self, status: int, body: bytes, *_: bytes) -> None:
+        """Keep the answer."""
+        self.body = body
+
+
+def _page(show: Callable[[Exchange], None]) -> dict[str, Any]:
+    answer = _Answer()
+    show(cast(Exchange, answer))
+    found: dict[str, Any] = json.loads(answer.body)
+    return found
+
+
+async def cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    """End tasks that a fault has left waiting."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
