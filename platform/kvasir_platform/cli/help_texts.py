@@ -23,6 +23,7 @@ examples:
   kvasir restart POOL                        replace a pool's workers one by one, while it serves
   kvasir verify                              whether answers are right, and how fast they come
   kvasir bench http://HOST:8000              load any OpenAI-compatible endpoint, and measure it
+  kvasir batch submit requests.jsonl         run requests in capacity that others leave
   kvasir lora load NAME SOURCE               serve a LoRA adapter, without a restart
   kvasir record traffic.jsonl                what arrives, how it goes and why, for replays; no content
   kvasir keys create --tenant research       an API key for a client
@@ -261,3 +262,16 @@ clients over within it.
 examples:
   kvasir keys rotate 3f9a6c0d21be
   kvasir keys rotate 3f9a6c0d21be --overlap 2h --days 30"""
+
+BATCH_EPILOG = """\
+Each line of the file is one request:
+{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}
+Lines run only where other requests leave capacity. What has a result survives a restart of the router.
+Ctrl-C ends `watch`, not the batch. See docs/BATCH.md.
+
+examples:
+  kvasir batch submit requests.jsonl --watch
+  kvasir batch submit requests.jsonl --window 7d
+  kvasir batch list
+  kvasir batch watch batch_6af0…
+  kvasir batch fetch batch_6af0… --to answers.jsonl"""

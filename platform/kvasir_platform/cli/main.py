@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from kvasir.core.errors import ConfigError, KvasirError
+from kvasir_platform.cli.batch.arguments import add_batch, run_batch
 from kvasir_platform.cli.bench_options import add_bench, run_bench
 from kvasir_platform.cli.calibrate.arguments import add_calibrate_options
 from kvasir_platform.cli.common.numbers import number, positive
@@ -113,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
     add("version", "print the versions of Kvasir and its dependencies")
     add_keys(commands, shared, spec)
     add_lora(commands, shared, gateway)
+    add_batch(commands, shared, gateway)
     add_record(commands, shared, gateway)
     add_bench(commands, shared)
     _add_config(commands, shared, spec)
@@ -214,6 +216,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "config": lambda: _config(args, output),
         "keys": lambda: run_keys(args, output),
         "lora": lambda: run_lora(args, _site(args), output),
+        "batch": lambda: run_batch(args, _site(args), output),
         "record": lambda: run_record(args, partial(_site_at, args), output),
         "bench": lambda: run_bench(args, output),
         "plan": lambda: _plan(args, output),

@@ -39,7 +39,8 @@ from kvasir_platform.gateway.identity.identities import (
 )
 from kvasir_platform.gateway.identity.providers import KeysPending
 from kvasir_platform.gateway.openapi.document import openapi_page
-from kvasir_platform.gateway.openapi.operations import OPENAPI
+from kvasir_platform.gateway.openapi.operations import DETOKENIZE, OPENAPI, RERANK, SCORE, TOKENIZE
+from kvasir_platform.gateway.operator.about_page import AboutPages
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
@@ -162,6 +163,7 @@ class Gateway:
         for model in models.models:
             metrics.track_tokenizer(model.name, model.tokenizer.sizes)
         self._pages = Pages(models, requests, created=int(wall()))
+        self._about = AboutPages(models, keyed=spec.authenticates, secure=spec.tls.cert_file is not None)
         self._console = ConsoleSite()
         self._routes = self._route_table()
         self._item_routes: dict[str, _Route] = {
@@ -225,39 +227,42 @@ class Gateway:
 
     def _route_table(self) -> dict[str, _Route]:
         """Return the routes by path."""
-        api, pages, texts = self._api, self._pages, self._texts
+        api, pages, texts, vectors = self._api, self._pages, self._texts, self._embeddings
+        operate = self._operate
         return {
             "/v1/chat/completions": ("POST", self._charged(api.chat)),
             "/v1/completions": ("POST", self._charged(api.completion)),
             RESPONSES: ("POST", self._charged(self._responses.create)),
             MESSAGES: ("POST", _either_key(self._charged(self._messages.create))),
             COUNT_TOKENS: ("POST", _either_key(self._charged(self._messages.count, 0))),
-            "/v1/embeddings": ("POST", self._charged(self._embeddings.embed, scopes=EMBEDDING_SCOPES)),
-            "/tokenize": ("POST", self._charged(texts.tokenize, 0, TOKENIZE_SCOPES)),
-            "/detokenize": ("POST", self._charged(texts.detokenize, 0, TOKENIZE_SCOPES)),
+            "/v1/embeddings": ("POST", self._charged(vectors.embed, scopes=EMBEDDING_SCOPES)),
+            **dict.fromkeys(RERANK, ("POST", self._charged(vectors.rerank, scopes=EMBEDDING_SCOPES))),
+            **dict.fromkeys(SCORE, ("POST", self._charged(vectors.score, scopes=EMBEDDING_SCOPES))),
+            **dict.fromkeys(TOKENIZE, ("POST", self._charged(texts.tokenize, 0, TOKENIZE_SCOPES))),
+            **dict.fromkeys(DETOKENIZE, ("POST", self._charged(texts.detokenize, 0, TOKENIZE_SCOPES))),
+            "/": ("GET", _everyones(self._about.about)),
+            "/version": ("GET", self._callers_own(self._about.version, None)),
+            "/health": ("GET", _everyones(pages.ready)),
+            "/ping": ("GET or POST", _everyones(pages.ready)),
             MODELS: ("GET", _either_key(self._callers_own(pages.models, None))),
             HEALTH_LIVE: ("GET", _everyones(pages.live)),
             HEALTH_READY: ("GET", _everyones(pages.ready)),
-            "/metrics": ("GET", self._operators(self._operate.metrics)),
-            "/status": ("GET", self._operators(self._operate.status)),
+            "/metrics": ("GET", self._operators(operate.metrics)),
+            "/status": ("GET", self._operators(operate.status)),
             CONSOLE: ("GET", _everyones(self._console.serve)),
-            CONSOLE_FILES + "status": ("GET", self._operators(self._shared("/status", self._operate.status))),
-            CONSOLE_FILES + "requests": (
-                "GET",
-                self._operators(self._shared(REQUESTS, self._operate.requests)),
-            ),
-            PREFIXES: (
-                "GET",
-                self._operators(self._shared(PREFIXES, self._operate.prefixes, kept_s=SURVEYED_S)),
-            ),
-            CONSOLE_FILES + "metrics": (
-                "GET",
-                self._operators(self._shared("/metrics", self._operate.metrics)),
-            ),
-            REGRET: ("GET", self._operators(self._operate.decision)),
-            REQUESTS: ("GET", self._operators(self._operate.requests)),
-            LOAD: ("POST", self._operators(self._operate.adapters, OPERATE_SCOPES)),
-            UNLOAD: ("POST", self._operators(self._operate.adapters, OPERATE_SCOPES)),
+            PREFIXES: ("GET", self._operators(self._shared(PREFIXES, operate.prefixes, kept_s=SURVEYED_S))),
+            **{
+                CONSOLE_FILES + path.lstrip("/"): ("GET", self._operators(self._shared(path, page)))
+                for path, page in (
+                    ("/status", operate.status),
+                    (REQUESTS, operate.requests),
+                    ("/metrics", operate.metrics),
+                )
+            },
+            REGRET: ("GET", self._operators(operate.decision)),
+            REQUESTS: ("GET", self._operators(operate.requests)),
+            LOAD: ("POST", self._operators(operate.adapters, OPERATE_SCOPES)),
+            UNLOAD: ("POST", self._operators(operate.adapters, OPERATE_SCOPES)),
             OPENAPI: ("GET", _everyones(openapi_page)),
         }
 

@@ -29,6 +29,10 @@ class EmbeddingCall:
     truncation: Truncation | None
     priority: int
 
+    def param(self, index: int) -> str:
+        """Return the field of an input."""
+        return "input" if len(self.inputs) == 1 else f"input[{index}]"
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizeCall:

@@ -15,6 +15,7 @@ from kvasir_platform.gateway.openai.schema import answers
 from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.operation import RequestsPage
+from kvasir_platform.gateway.openai.schema.scoring import RerankBody, Reranked, ScoreBody, Scores
 from kvasir_platform.gateway.openai.schema.texts import (
     CompletionBody,
     DetokenizeBody,
@@ -40,6 +41,17 @@ _MESSAGE_EVENTS = (
     "Each event is `event: ` and its type, then `data: ` and one JSON object. The last is `message_stop` or, "
     "after an error in mid-stream, `error`."
 )
+
+RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")
+SCORE = ("/v1/score", "/score")
+TOKENIZE, DETOKENIZE = ("/v1/tokenize", "/tokenize"), ("/v1/detokenize", "/detokenize")
+"""Paths of one operation: clients of other servers use each of them."""
+
+
+def _named(name: str, path: str) -> str:
+    """Return a name that is unique among the paths of an operation."""
+    return {"v1": name, "v2": f"{name}V2"}.get(path.split("/")[1], f"{name}Unversioned")
+
 
 OPERATIONS = (
     Operation(
@@ -123,9 +135,25 @@ OPERATIONS = (
         answers.Embeddings,
         EmbeddingBody,
     ),
-    Operation("/tokenize", "post", "tokenize", "Tokenize a text or a chat.", answers.Tokens, TokenizeBody),
-    Operation(
-        "/detokenize", "post", "detokenize", "Convert token ids to text.", answers.Text, DetokenizeBody
+    *(
+        Operation(path, "post", _named("rerank", path), "Order documents.", Reranked, RerankBody)
+        for path in RERANK
+    ),
+    *(
+        Operation(path, "post", _named("score", path), "Score pairs of texts.", Scores, ScoreBody)
+        for path in SCORE
+    ),
+    *(
+        Operation(
+            path, "post", _named("tokenize", path), "Tokenize a text or a chat.", answers.Tokens, TokenizeBody
+        )
+        for path in TOKENIZE
+    ),
+    *(
+        Operation(
+            path, "post", _named("detokenize", path), "Convert ids to text.", answers.Text, DetokenizeBody
+        )
+        for path in DETOKENIZE
     ),
     Operation(
         "/v1/models",
@@ -142,6 +170,16 @@ OPERATIONS = (
         "Show a model or an adapter.",
         answers.Model,
         anthropic_answer=ModelInfo,
+    ),
+    Operation("/", "get", "about", "What this server is.", "text/html", key=False, tag="Operation"),
+    Operation("/version", "get", "version", "The version.", answers.VersionResponse, tag="Operation"),
+    *(
+        Operation(path, method, name, "As /health/ready.", answers.HealthResponse, key=False, tag="Operation")
+        for path, method, name in (
+            ("/health", "get", "health"),
+            ("/ping", "get", "ping"),
+            ("/ping", "post", "pingByPost"),
+        )
     ),
     Operation(
         "/health/live", "get", "live", "Liveness check.", answers.HealthResponse, key=False, tag="Operation"

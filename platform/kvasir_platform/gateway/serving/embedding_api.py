@@ -1,5 +1,5 @@
-"""POST /v1/embeddings: each input is a request of its own in the router, so that a call is distributed over
-the replicas of its pool."""
+"""POST /v1/embeddings, /v1/rerank and /v1/score: each input is a request of its own in the router, so that a
+call is distributed over the replicas of its pool."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import truncated
 from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
 from kvasir_platform.gateway.openai.schema.decode import decode_embedding
+from kvasir_platform.gateway.openai.scoring import (
+    ScoreAnswer,
+    ScoringCall,
+    decode_rerank,
+    decode_score,
+    rerank_call,
+    score_call,
+)
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall, embedding_call
 from kvasir_platform.gateway.serving.context import GatewayContext, brownout_line
-from kvasir_platform.gateway.serving.embedding_run import EmbeddingRun
+from kvasir_platform.gateway.serving.embedding_run import EmbeddingRun, VectorAnswer
 from kvasir_platform.gateway.serving.routed_call import RoutedApi, RoutedCall, RoutedRun
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
 
 
 class EmbeddingApi(RoutedApi):
-    """The endpoint."""
+    """The endpoints."""
 
     def embed(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/embeddings."""
@@ -32,6 +40,22 @@ class EmbeddingApi(RoutedApi):
         call = embedding_call(body, model.tokenizer.vocabulary, model.capabilities, model.control_in_prompts)
         check_dimensions(call.dimensions, served.model)
         EmbedCall(self._context, self._active, caller, exchange, call=call, served=served).start()
+
+    def rerank(self, caller: Caller, exchange: Exchange) -> None:
+        """POST /v1/rerank."""
+        body = decode_rerank(exchange.request.body)
+        caller.check_model(body.model)
+        served = self._context.models.find(body.model)
+        call = rerank_call(body, served.model.capabilities, served.model.control_in_prompts)
+        ScoreCall(self._context, self._active, caller, exchange, call=call, served=served).start()
+
+    def score(self, caller: Caller, exchange: Exchange) -> None:
+        """POST /v1/score."""
+        body = decode_score(exchange.request.body)
+        caller.check_model(body.model)
+        served = self._context.models.find(body.model)
+        call = score_call(body, served.model.capabilities, served.model.control_in_prompts)
+        ScoreCall(self._context, self._active, caller, exchange, call=call, served=served).start()
 
 
 class EmbedCall(RoutedCall):
@@ -62,15 +86,14 @@ class EmbedCall(RoutedCall):
         """See ServedCall."""
         self._inputs = inputs = fitting_inputs(self._call, self._served.model, encoded)
         for number, tokens in enumerate(inputs):
-            self.caller.check_size(len(tokens), 0, "input" if len(inputs) == 1 else f"input[{number}]")
+            self.caller.check_size(len(tokens), 0, self._call.param(number))
         self.caller.admit(sum(map(len, inputs)), self)
 
     def run(self, charge: Charge) -> None:
         """See ServedCall."""
         context, exchange = self._context, self.exchange
-        answer = EmbeddingAnswer(exchange, self._call, len(self._inputs), int(context.wall()))
         run = EmbeddingRun(
-            answer,
+            self._answer(int(context.wall())),
             context,
             request=self._input,
             inputs=len(self._inputs),
@@ -81,6 +104,9 @@ class EmbedCall(RoutedCall):
         exchange.on_gone = run.gone
         run.start()
 
+    def _answer(self, created: int) -> VectorAnswer:
+        return EmbeddingAnswer(self.exchange, self._call, len(self._inputs), created)
+
     def _input(self, index: int) -> Request:
         return self._request(
             self._inputs[index],
@@ -88,6 +114,28 @@ class EmbedCall(RoutedCall):
             priority=self.caller.priority(self._call.priority),
             task=Task.EMBED,
         )
+
+
+class ScoreCall(EmbedCall):
+    """A call whose answer has scores in place of vectors."""
+
+    __slots__ = ("_scoring",)
+
+    def __init__(
+        self,
+        context: GatewayContext,
+        active: set[RoutedRun],
+        caller: Caller,
+        exchange: Exchange,
+        *,
+        call: ScoringCall,
+        served: Served,
+    ) -> None:
+        super().__init__(context, active, caller, exchange, call=call, served=served)
+        self._scoring = call
+
+    def _answer(self, created: int) -> VectorAnswer:
+        return ScoreAnswer(self.exchange, self._scoring, len(self._inputs), created)
 
 
 def check_dimensions(dimensions: int | None, model: EdgeModel) -> None:
@@ -117,7 +165,7 @@ def fitting_inputs(call: EmbeddingCall, model: EdgeModel, encoded: Sequence[arra
     for index, each in enumerate(call.inputs):
         tokens = next(texts) if isinstance(each, str) else each
         tokens = truncated(tokens, call.truncation, model.context)
-        where = "input" if len(call.inputs) == 1 else f"input[{index}]"
+        where = call.param(index)
         if not tokens:
             raise RequestError(f"{where} has no tokens.", code="invalid_value", param=where)
         if len(tokens) > model.context:

@@ -4,8 +4,10 @@ time, so that a large call does not block others."""
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
 from kvasir.core.requests import Delta, Request, Usage
@@ -13,7 +15,6 @@ from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.reasons import OK
 from kvasir.telemetry.spans import TraceContext
 from kvasir_platform.gateway.openai.answer import add_usage
-from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.generation import server_timing
 
@@ -48,6 +49,22 @@ class _Input:
         self.run.ended(self, summary, error)
 
 
+class VectorAnswer(Protocol):
+    """What becomes of the vectors of a call."""
+
+    def take(self, index: int, embedding: array[float]) -> None:
+        """Add the vector of an input. May raise RequestError."""
+        ...
+
+    def finish(self, usage: Usage, timing: bytes) -> None:
+        """Send the response. `timing` is a header line."""
+        ...
+
+    def fail(self, error: KvasirError) -> None:
+        """Send the error instead."""
+        ...
+
+
 class EmbeddingRun:
     """A running call. It ends exactly once: finished, failed, or abandoned by its client; `on_end` is called
     when none of its inputs runs any more. The inputs are sinks of the router, which is called only from a
@@ -55,7 +72,7 @@ class EmbeddingRun:
 
     def __init__(
         self,
-        answer: EmbeddingAnswer,
+        answer: VectorAnswer,
         tools: GatewayContext,
         *,
         request: Callable[[int], Request],

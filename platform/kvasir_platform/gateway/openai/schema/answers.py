@@ -273,6 +273,12 @@ class HealthResponse(Struct):
     status: Literal["live", "ready"]
 
 
+class VersionResponse(Struct):
+    """The version of Kvasir."""
+
+    version: str
+
+
 class Readiness(Struct):
     """Whether any model can serve requests, and if not, why."""
 

@@ -1,0 +1,1 @@
+"""`kvasir batch`: batches of a running deployment."""
