@@ -8,6 +8,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterator
+from ipaddress import IPv4Network, ip_network
 
 from tests.helm.rendering import Object, Pod, Release
 
@@ -205,6 +206,33 @@ def every_pod_has_a_network_policy(release: Release) -> Iterator[str]:
                     yield f"{pod.of} is open to everybody"
 
 
+def nothing_is_sent_beyond_private_addresses(release: Release) -> Iterator[str]:
+    """But for downloads of models, at the port of HTTPS, by the Job that is there for it if there is one.
+    Each rule names its ports, but for those between pods of the release."""
+    downloads = any(pod.component == "models" for pod in release.pods())
+    for policy in release.of_kind("NetworkPolicy"):
+        own = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for rule in policy["spec"].get("egress", []):
+            blocks = [peer["ipBlock"]["cidr"] for peer in rule.get("to", []) if "ipBlock" in peer]
+            if not blocks:
+                continue
+            if not _ports(rule):
+                yield f"{own} pods may send to {blocks} at all ports"
+            fetches = own == "models" if downloads else own in SERVING
+            if not (fetches and _ports(rule) == [443]) and not all(map(_is_private, blocks)):
+                yield f"{own} pods may send to {blocks} at {_ports(rule)}"
+
+
+def other_namespaces_are_named_with_a_port(release: Release) -> Iterator[str]:
+    for policy in release.of_kind("NetworkPolicy"):
+        for rule in policy["spec"].get("egress", []):
+            for peer in rule.get("to", []):
+                if "namespaceSelector" not in peer:
+                    continue
+                if not (_ports(rule) and peer["namespaceSelector"].get("matchLabels")):
+                    yield f"NetworkPolicy/{policy['metadata']['name']} lets pods send to another namespace"
+
+
 def the_api_server_is_reached_by_those_who_need_it(release: Release) -> Iterator[str]:
     needs = TALKS_TO_THE_API_SERVER | {"head"}
     for policy in release.of_kind("NetworkPolicy"):
@@ -235,6 +263,13 @@ def the_head_is_reached_by_routers_at_the_planners_port_only(release: Release) -
                 yield f"{own} pods may send to the head at {_ports(rule) or 'all ports'}"
 
 
+def _is_private(cidr: str) -> bool:
+    """Whether all its addresses are private, or shared within a provider's network (RFC 6598)."""
+    network = ip_network(cidr)
+    shared = isinstance(network, IPv4Network) and network.subnet_of(IPv4Network("100.64.0.0/10"))
+    return shared or network.is_private
+
+
 def _components(peers: list[Object]) -> set[str]:
     """Which pods a rule is for; "*" for what is not one component's pods."""
     labels = [each.get("podSelector", {}).get("matchLabels", {}) for each in peers]
@@ -260,6 +295,8 @@ POLICIES: tuple[Policy, ...] = (
     what_serves_is_probed,
     what_serves_has_a_disruption_budget,
     every_pod_has_a_network_policy,
+    nothing_is_sent_beyond_private_addresses,
+    other_namespaces_are_named_with_a_port,
     the_api_server_is_reached_by_those_who_need_it,
     the_head_is_reached_by_routers_at_the_planners_port_only,
 )

@@ -89,6 +89,14 @@ def _open(release: Release, component: str, direction: str, other: str, *ports: 
     release.one("NetworkPolicy", f"llm-kvasir-{component}")["spec"][direction].append(rule)
 
 
+def _send(release: Release, component: str, cidr: str, *ports: int) -> None:
+    """Let a component send to addresses, at these ports or at all."""
+    rule: Object = {"to": [{"ipBlock": {"cidr": cidr}}]}
+    if ports:
+        rule["ports"] = [{"port": port, "protocol": "TCP"} for port in ports]
+    release.one("NetworkPolicy", f"llm-kvasir-{component}")["spec"]["egress"].append(rule)
+
+
 SECRET_VARIABLE = {"name": "X", "valueFrom": {"secretKeyRef": {"name": "llm-kvasir-session", "key": "token"}}}
 BREAKS: list[tuple[Policy, Callable[[Release], object]]] = [
     (policies.no_pod_is_privileged, lambda r: _container(r)["securityContext"].update(privileged=True)),
@@ -169,6 +177,26 @@ BREAKS: list[tuple[Policy, Callable[[Release], object]]] = [
         policies.every_pod_has_a_network_policy,
         lambda r: r.one("NetworkPolicy", "llm-kvasir-redis")["spec"]["ingress"].append({}),
     ),
+    *(
+        (policies.nothing_is_sent_beyond_private_addresses, lambda r, each=each: _send(r, *each))
+        for each in (
+            ("router", "0.0.0.0/0", 443),
+            ("worker", "::/0", 443),
+            ("head", "8.0.0.0/8", 6379),
+            ("models", "0.0.0.0/0", 80),
+            ("worker", "10.0.0.0/8"),
+        )
+    ),
+    (
+        policies.other_namespaces_are_named_with_a_port,
+        lambda r: r.one("NetworkPolicy", "llm-kvasir-worker")["spec"]["egress"][0]["to"][0].update(
+            namespaceSelector={}
+        ),
+    ),
+    (
+        policies.other_namespaces_are_named_with_a_port,
+        lambda r: r.one("NetworkPolicy", "llm-kvasir-worker")["spec"]["egress"][0].pop("ports"),
+    ),
     (
         policies.the_api_server_is_reached_by_those_who_need_it,
         lambda r: r.one("NetworkPolicy", "llm-kvasir-worker")["spec"]["egress"].append(
@@ -205,3 +233,59 @@ def test_every_policy_is_broken_at_least_once() -> None:
 def test_latest_is_refused_before_anything_is_rendered() -> None:
     with pytest.raises(Exception, match="whatever was built last"):
         render({"images": {"router": {"tag": "latest"}}})
+
+
+def _egress(release: Release, component: str) -> list[Object]:
+    rules: list[Object] = release.one("NetworkPolicy", f"llm-kvasir-{component}")["spec"]["egress"]
+    return rules
+
+
+def _blocks(release: Release, component: str) -> dict[str, list[int]]:
+    """Addresses outside the cluster that a component may send to, and the ports."""
+    return {
+        peer["ipBlock"]["cidr"]: [port["port"] for port in rule["ports"]]
+        for rule in _egress(release, component)
+        for peer in rule["to"]
+        if "ipBlock" in peer
+    }
+
+
+def test_workers_and_the_bundled_redis_send_to_nobody_outside_the_release() -> None:
+    release = render()
+    assert _blocks(release, "worker") == {}
+    assert _egress(release, "redis") == []
+    assert set(map(tuple, _blocks(release, "router").values())) == {(443, 6443)}, "the API server alone"
+
+
+def test_a_model_that_is_downloaded_needs_the_addresses_that_it_comes_from() -> None:
+    hub = {"config": {"model": {"source": "owner/model"}}}
+    with pytest.raises(Exception, match=r"networkPolicy\.models\.cidrs: owner/model is downloaded"):
+        render(hub)
+    draft = {"speculative": {"method": "draft_model", "model": "owner/draft"}}
+    for source, engine in (("s3://bucket/model", {}), ("/models/local", draft)):
+        pools = [{"name": "one", "role": "both", "engine": engine}]
+        with pytest.raises(Exception, match=r"networkPolicy\.models\.cidrs"):
+            render({"config": {"model": {"source": source}, "disaggregation": "never", "pools": pools}})
+    mirror = {"models": {"cidrs": ["203.0.113.7/32"]}}
+    found = render({**hub, "networkPolicy": mirror})
+    assert _blocks(found, "worker") == {"203.0.113.7/32": [443]}
+    cached = render({**hub, "networkPolicy": mirror, "modelCache": {"enabled": True}})
+    assert _blocks(cached, "worker") == {}
+    assert _blocks(cached, "models") == {"203.0.113.7/32": [443]}
+    held = {"enabled": True, "fetch": False, "existingClaim": "weights"}
+    assert _blocks(render({**hub, "modelCache": held}), "worker") == {}
+    render({"config": {"model": {"source": "/models/local"}}})
+    render({**hub, "networkPolicy": {"enabled": False}})
+
+
+def test_no_list_of_addresses_means_none_and_not_all() -> None:
+    none: Object = {"cidrs": []}
+    redis = {"bundled": False, "url": "rediss://redis.example.com:6380", "tier": True}
+    release = render({"networkPolicy": {"redis": none, "apiServer": none}, "redis": redis})
+    for policy in release.of_kind("NetworkPolicy"):
+        for rule in policy["spec"]["egress"]:
+            assert rule["to"]
+    assert _blocks(release, "worker") == {}
+    reached = render({"networkPolicy": {"redis": {"cidrs": ["203.0.113.9/32"]}}, "redis": redis})
+    for component in ("router", "worker", "head"):
+        assert _blocks(reached, component)["203.0.113.9/32"] == [6380]

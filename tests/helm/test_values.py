@@ -58,7 +58,8 @@ def test_engine_options_reach_the_processes_as_they_are_written() -> None:
     draft = {"method": "eagle3", "model": "owner/head", "revision": "v1"}
     pool = {"name": "both", "role": "both", "gpus": 1, "engine": {"args": args, "speculative": draft}}
     config = {"disaggregation": "never", "model": {"chat_template": template}, "pools": [pool]}
-    release = render({"config": config, "modelCache": {"enabled": True}})
+    mirror = {"models": {"cidrs": ["203.0.113.7/32"]}}
+    release = render({"config": config, "modelCache": {"enabled": True}, "networkPolicy": mirror})
     spec = loads(spec_text(release), "kvasir.yaml")
     assert spec.model.chat_template == template
     assert spec.pools[0].engine.args == args

@@ -28,7 +28,7 @@
 {{- with .Values.redis.username -}}
 {{- $_ := set $server "username" . -}}
 {{- end -}}
-{{- if .Values.redis.caSecret -}}
+{{- if include "kvasir.redis.ca" . -}}
 {{- $_ := set $server "ca_file" "/etc/kvasir/redis-ca/ca.crt" -}}
 {{- end -}}
 {{- $url := include "kvasir.redis.url" . -}}
@@ -85,7 +85,7 @@
 {{- fail (printf "config.tls.%s: in a cluster certificates come from Secrets; remove it, and see certificates" $field) -}}
 {{- end -}}
 {{- end -}}
-{{- if dig "ray" "head_redis_url" "" .spec -}}
+{{- if or (dig "ray" "head_redis_url" "" .spec) (dig "ray" "head_redis_ca_file" "" .spec) -}}
 {{- fail "config.ray.head_redis_url: in a cluster KubeRay tells Ray's head where its state is; remove it, and see redis.ray" -}}
 {{- end -}}
 {{- if and (not $values.router.tls.secretName) (dig "tls" "cert_file" "" $gateway) -}}
@@ -117,8 +117,24 @@
 {{- if and $values.router.autoscaling.enabled $values.router.keda.enabled -}}
 {{- fail "router.autoscaling and router.keda: routers have one owner of their number; disable one" -}}
 {{- end -}}
+{{- $policy := $values.networkPolicy -}}
+{{- $here := or (not $values.modelCache.enabled) $values.modelCache.fetch -}}
+{{- $other := and (not $values.modelCache.enabled) $policy.router.egress $policy.worker.egress -}}
+{{- if and $policy.enabled $here (not $policy.models.cidrs) (not $other) -}}
+{{- range $number, $source := include "kvasir.model.list" .root | fromJsonArray -}}
+{{- if not (or (mod $number 2) (hasPrefix "/" $source) (eq "kvasir-tiny" $source)) -}}
+{{- fail (printf "networkPolicy.models.cidrs: %s is downloaded, and pods may reach no address outside the cluster; set it to the addresses of your mirror or object storage, or to [0.0.0.0/0, \"::/0\"] for Hugging Face, whose addresses change" $source) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.redis.bundled $values.redis.url -}}
 {{- fail "redis.bundled and redis.url: use one or the other" -}}
+{{- end -}}
+{{- if and $values.redis.tlsSecret (not $values.redis.bundled) -}}
+{{- fail "redis.tlsSecret: it is the certificate of the bundled Redis; for another one, set redis.url to rediss://host:port, and redis.caSecret" -}}
+{{- end -}}
+{{- if and $values.redis.caSecret (not (hasPrefix "rediss://" $values.redis.url)) -}}
+{{- fail "redis.caSecret: redis.url does not use TLS; use rediss://, or remove redis.caSecret" -}}
 {{- end -}}
 {{- if and (not (include "kvasir.redis" .root)) (or $values.redis.limits $values.redis.tier $values.redis.ray) -}}
 {{- fail "redis: limits, tier and ray need a Redis; set redis.bundled or redis.url, or switch them off" -}}

@@ -142,10 +142,15 @@ tolerations:
 {{/* Address of that Redis as a URL without a database. */}}
 {{- define "kvasir.redis.url" -}}
 {{- if .Values.redis.bundled -}}
-{{- printf "redis://%s:6379" (include "kvasir.name" (dict "root" . "suffix" "redis")) -}}
+{{- printf "%s://%s:6379" (ternary "rediss" "redis" (not (empty .Values.redis.tlsSecret))) (include "kvasir.name" (dict "root" . "suffix" "redis")) -}}
 {{- else -}}
 {{- .Values.redis.url -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The Secret with ca.crt, the authority of that Redis' certificate. Empty: those of the system, or no TLS. */}}
+{{- define "kvasir.redis.ca" -}}
+{{- ternary .Values.redis.tlsSecret .Values.redis.caSecret .Values.redis.bundled -}}
 {{- end -}}
 
 {{/* Whether that Redis wants a password: "true" or empty. */}}

@@ -16,7 +16,9 @@ spec:
 {{- define "kvasir.network.dns" -}}
 # Names are looked up in the cluster's own name server.
 - to:
-    - namespaceSelector: {}
+    - namespaceSelector:
+        matchLabels:
+          {{- toYaml .Values.networkPolicy.dns.namespaceLabels | nindent 10 }}
       podSelector:
         matchLabels:
           {{- toYaml .Values.networkPolicy.dns.podLabels | nindent 10 }}
@@ -33,17 +35,31 @@ spec:
       {{- include "kvasir.selector" . | nindent 6 }}
 {{- end -}}
 
+{{/* Beside the given addresses those that the cluster itself has for its API server, which may be public ones. */}}
 {{- define "kvasir.network.apiServer" -}}
+{{- $cidrs := .Values.networkPolicy.apiServer.cidrs }}
+{{- range (lookup "v1" "Endpoints" "default" "kubernetes").subsets }}
+{{- range .addresses }}
+{{- $cidrs = append $cidrs (printf "%s/%d" .ip (ternary 128 32 (contains ":" .ip))) }}
+{{- end }}
+{{- end }}
+{{- include "kvasir.network.blocks" (dict "cidrs" $cidrs "ports" .Values.networkPolicy.apiServer.ports) }}
+{{- end -}}
+
+{{/* (dict "cidrs" … "ports" …): one egress rule; none without an address, since a rule without one is for all. */}}
+{{- define "kvasir.network.blocks" -}}
+{{- if .cidrs }}
 - to:
-    {{- range .Values.networkPolicy.apiServer.cidrs }}
+    {{- range uniq .cidrs }}
     - ipBlock:
         cidr: {{ . }}
     {{- end }}
   ports:
-    {{- range .Values.networkPolicy.apiServer.ports }}
+    {{- range .ports }}
     - port: {{ . }}
       protocol: TCP
     {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "kvasir.network.redis" -}}
@@ -54,27 +70,17 @@ spec:
     - port: 6379
       protocol: TCP
 {{- else if .Values.redis.url }}
-- to:
-    {{- range .Values.networkPolicy.redis.cidrs }}
-    - ipBlock:
-        cidr: {{ . }}
-    {{- end }}
-  ports:
-    - port: {{ regexFind "[0-9]+$" .Values.redis.url | default "6379" | int }}
-      protocol: TCP
+{{- $port := regexFind "[0-9]+$" .Values.redis.url | default "6379" | int }}
+{{- include "kvasir.network.blocks" (dict "cidrs" .Values.networkPolicy.redis.cidrs "ports" (list $port)) }}
 {{- end }}
 {{- end -}}
 
 {{- define "kvasir.network.models" -}}
 {{- if not .Values.modelCache.enabled }}
-# Weights are fetched by the pods themselves.
-- to:
-    {{- range .Values.networkPolicy.models.cidrs }}
-    - ipBlock:
-        cidr: {{ . }}
-    {{- end }}
-  ports:
-    - port: 443
-      protocol: TCP
+{{- include "kvasir.network.downloads" . }}
 {{- end }}
+{{- end -}}
+
+{{- define "kvasir.network.downloads" -}}
+{{- include "kvasir.network.blocks" (dict "cidrs" .Values.networkPolicy.models.cidrs "ports" (list 443)) }}
 {{- end -}}

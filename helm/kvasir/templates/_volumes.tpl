@@ -45,7 +45,11 @@ secret:
   mountPath: /etc/kvasir/redis
   readOnly: true
 {{- end }}
-{{- if .Values.redis.caSecret }}
+{{- include "kvasir.redis.ca.mount" . }}
+{{- end -}}
+
+{{- define "kvasir.redis.ca.mount" -}}
+{{- if include "kvasir.redis.ca" . }}
 - name: redis-ca
   mountPath: /etc/kvasir/redis-ca
   readOnly: true
@@ -62,11 +66,19 @@ secret:
       - key: password
         path: password
 {{- end }}
-{{- if .Values.redis.caSecret }}
+{{- include "kvasir.redis.ca.volume" . }}
+{{- end -}}
+
+{{/* The certificate alone: the Secret of the bundled Redis has its key too. */}}
+{{- define "kvasir.redis.ca.volume" -}}
+{{- with include "kvasir.redis.ca" . }}
 - name: redis-ca
   secret:
-    secretName: {{ .Values.redis.caSecret }}
+    secretName: {{ . }}
     defaultMode: 0440
+    items:
+      - key: ca.crt
+        path: ca.crt
 {{- end }}
 {{- end -}}
 

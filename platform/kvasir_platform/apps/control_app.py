@@ -56,6 +56,7 @@ def run(
         gpus=round(sum(pool.gpus * pool.engine.nodes * pool.most for pool in deployment.pools)),
         log=logs / "ray.log",
         redis_url=deployment.ray.head_redis_url,
+        redis_ca=deployment.ray.head_redis_ca_file,
     )
     try:
         reporter.event("ray", address=head.address)

@@ -89,6 +89,9 @@ class RaySpec(Spec):
     head_redis_url: str | None = None
     """Redis that stores the state of the Ray head: `redis://host:port`, or `rediss://` with TLS. Unset: a
     folder on this machine, which survives a restart of the head process but not the loss of the machine."""
+    head_redis_ca_file: str | None = None
+    """PEM certificates of the authorities that certify that server, with `rediss://` only. Unset: those of
+    the system. Ray checks that the certificate is theirs, and not that it names the host."""
 
     @field_validator("head_redis_url")
     @classmethod
@@ -102,3 +105,11 @@ class RaySpec(Spec):
                 "arguments of Ray's processes), as in redis://127.0.0.1:6379"
             )
         return value
+
+    @model_validator(mode="after")
+    def _certified_by_someone(self) -> Self:
+        if self.head_redis_ca_file is not None and not (self.head_redis_url or "").startswith("rediss://"):
+            raise ValueError(
+                "head_redis_ca_file: head_redis_url does not use TLS; use rediss://, or leave it unset"
+            )
+        return self

@@ -52,6 +52,7 @@ _REMEDIES = {
     "tenancy.redis.ca_file": _SERVERS_CA,
     "tiers.redis.password_file": _PASSWORD,
     "tiers.redis.ca_file": _SERVERS_CA,
+    "ray.head_redis_ca_file": _SERVERS_CA,
     "worker.session_token_file": "write a long random secret into it, or leave it unset for `kvasir up`",
     "tls.directory": "put ca.pem, router.pem and a worker-POOL.pem for each pool there, or correct the path",
     "tls.ca_file": "write the authorities' PEM certificates into it, or leave tls unset for `kvasir up`",
@@ -214,6 +215,7 @@ def _authorities(deployment: Deployment, now: float) -> Iterator[FileProbe]:
     for field, name in (
         ("tiers.redis.ca_file", tiers.ca_file if tiers is not None else None),
         ("tenancy.redis.ca_file", limits.ca_file if limits is not None else None),
+        ("ray.head_redis_ca_file", deployment.ray.head_redis_ca_file),
         *((f"output_filters.{each.name}.ca_file", each.ca_file) for each in classifiers),
         *(("gateway.token_issuers.ca_file", each.ca_file) for each in deployment.gateway.token_issuers),
     ):

@@ -10,6 +10,7 @@ The GCS may fail: its state is stored outside the process, so a restarted GCS re
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -23,7 +24,9 @@ from pathlib import Path
 
 import psutil
 
+from kvasir.config.spec.redis import RedisServerSpec
 from kvasir.core.errors import ConfigError
+from kvasir_platform.cluster.kubernetes.head_state import delete_head_state
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 1.0
 REDIS_TIMEOUT_S = 2.0
+FORGET_S = 5.0
 _MARK = "KVASIR_RAY_HEAD"
 _GCS = "gcs_server"
 _RAYLET = "raylet"
@@ -60,12 +64,14 @@ def ray_settings() -> dict[str, str]:
     }
 
 
-def head_environment(temp_dir: Path, redis_url: str | None) -> dict[str, str]:
+def head_environment(temp_dir: Path, redis_url: str | None, redis_ca: str | None = None) -> dict[str, str]:
     """Return the environment of the head's own processes: its marker, and where it stores its state, which is
-    Redis under a name unique to this run, or a folder below `temp_dir`."""
+    Redis under a name unique to this run, or a folder below `temp_dir`. `redis_ca` is a file of authorities
+    for `rediss://`."""
     mark = {_MARK: str(temp_dir)}
     if redis_url is not None:
-        return mark | {"RAY_REDIS_ADDRESS": redis_url, "RAY_external_storage_namespace": _namespace(temp_dir)}
+        named = {"RAY_REDIS_ADDRESS": redis_url, "RAY_external_storage_namespace": _namespace(temp_dir)}
+        return mark | named | _authorities(redis_ca)
     return mark | {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(temp_dir / "gcs")}
 
 
@@ -76,6 +82,7 @@ class RayHead:
     address: str
     temp_dir: Path
     redis_url: str | None = None
+    redis_ca: str | None = None
     _gcs: psutil.Process | None = None
     _raylet: psutil.Process | None = None
     _gcs_command: list[str] = field(default_factory=list)
@@ -91,6 +98,7 @@ class RayHead:
         gpus: int,
         log: Path,
         redis_url: str | None = None,
+        redis_ca: str | None = None,
         alone: bool = True,
     ) -> RayHead:
         """Start the head and wait until it accepts drivers. `alone`: it listens on the loopback interface
@@ -122,8 +130,9 @@ class RayHead:
             "--no-monitor",
             "--disable-usage-stats",
         ]
-        env = {**os.environ, **ray_environment(token, alone=alone), **head_environment(temp_dir, redis_url)}
-        head = cls(f"{address}:{port}", temp_dir, redis_url)
+        own = head_environment(temp_dir, redis_url, redis_ca)
+        env = {**os.environ, **ray_environment(token, alone=alone), **own}
+        head = cls(f"{address}:{port}", temp_dir, redis_url, redis_ca)
         try:
             head._launch(command, env, log)
         except BaseException:
@@ -201,7 +210,7 @@ class RayHead:
         psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
         shutil.rmtree(self.temp_dir, ignore_errors=True)
         if self.redis_url is not None:
-            forget(self.redis_url, _namespace(self.temp_dir))
+            forget(self.redis_url, _namespace(self.temp_dir), self.redis_ca)
 
 
 def runs(process: psutil.Process) -> bool:
@@ -222,18 +231,21 @@ def _namespace(temp_dir: Path) -> str:
     return temp_dir.parent.name
 
 
-def forget(redis_url: str, namespace: str) -> None:
+def forget(redis_url: str, namespace: str, redis_ca: str | None = None) -> None:
     """Remove a head's state from Redis; best effort."""
-    from ray._private.gcs_utils import cleanup_redis_storage
-
     if not _answers(redis_url):
         log.warning("the state of Ray's head stays in %s, which does not answer", redis_url)
         return
-    host, port = _address(redis_url)
+    url = redis_url if "://" in redis_url else f"redis://{redis_url}"
+    server = RedisServerSpec(url=url, ca_file=redis_ca)
     try:
-        cleanup_redis_storage(host, port, "", redis_url.startswith("rediss:"), namespace)
-    except Exception as error:  # noqa: BLE001 - Ray raises what its C++ client does; the stop goes on
-        log.warning("the state of Ray's head stays in %s: %s", redis_url, error)
+        asyncio.run(delete_head_state(server, namespace, FORGET_S))
+    except ConfigError as error:
+        log.warning("the state of Ray's head stays in %s: %s", redis_url, error.message)
+
+
+def _authorities(redis_ca: str | None) -> dict[str, str]:
+    return {} if redis_ca is None else {"RAY_REDIS_CA_CERT": redis_ca}
 
 
 def _answers(redis_url: str) -> bool:
