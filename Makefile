@@ -32,7 +32,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -186,6 +186,12 @@ bench-eviction: install-dev ## play a trace (TRACE=…) through every eviction p
 
 bench-sim: install-dev ## measure the simulator's speed, exact replays, and policies beside a bound (minutes)
 	@$(BIN)/python -m load_tests.scenarios.simulator $(ARGS)
+
+bench-threads: install-dev ## measure ITL of two engines on two CPUs by how their threads wait (minutes, on an idle machine)
+	@$(BIN)/python -m load_tests.scenarios.threads $(ARGS)
+
+bench-cluster: install-dev ## measure what clients notice of losses of nodes, upgrades and renewed certificates (minutes; needs root)
+	@$(BIN)/python -m load_tests.scenarios.cluster $(ARGS)
 
 bench-autoscale: install-dev ## size a fleet for a day of traffic shaped like a trace (TRACE=…), in virtual time (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-autoscale TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
