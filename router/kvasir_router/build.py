@@ -15,7 +15,7 @@ from kvasir.core.locality import KNOWN_LINKS, LinkClass
 from kvasir.core.membership import Endpoint
 from kvasir.core.requests import Request
 from kvasir.core.session_link import LinkLimits
-from kvasir.native import chain_hashes, root_hash
+from kvasir.native.salt_places import prompt_names
 from kvasir.performance.profile import CalibratedProfile
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.discovery import Discovery
@@ -45,9 +45,8 @@ log = logging.getLogger(__name__)
 
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:
-    """The hashes of the prompt's whole blocks, which no other model, salt or adapter shares."""
-    root = root_hash(request.model, request.salt, request.adapter or "")
-    return chain_hashes(request.tokens, block_size, root)
+    """The hashes of the prompt's whole blocks: see `prompt_names`."""
+    return prompt_names(request.model, request.salt, request.adapter or "", request.tokens, block_size)
 
 
 def make_machine(

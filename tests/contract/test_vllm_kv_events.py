@@ -25,8 +25,10 @@ from tests.kit.engines.recorder import Recorded
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.tenants import SharedPrefixSpec, TenancySpec
 from kvasir.core.requests import EngineRequest, Role, Sampling, token_ids
 from kvasir.native import root_hash
+from kvasir.native.salt_places import salt_after
 from kvasir_workers.engines.vllm.events.kv_events import KvEvents
 from kvasir_workers.engines.vllm.setup import arguments
 from kvasir_workers.engines.vllm.setup.arguments import EventEndpoints, engine_arguments
@@ -72,13 +74,49 @@ def test_events_are_maps_with_the_fields_that_the_shadow_reads(vllm: Any) -> Non
     assert wanted | {"extra_keys"} <= set(decoded[1][0]), "BlockStored lost a field that Shadow.ingest reads"
 
 
-def test_extra_keys_are_the_adapter_and_the_salt_of_the_first_block(vllm: Any) -> None:
+def test_extra_keys_are_the_adapter_and_the_salt_of_the_first_block_or_of_its_place(vllm: Any) -> None:
     from vllm.v1.core.kv_cache_utils import to_event_extra_keys
 
     tagged = [(("lora", "ad"), ("cache_salt", "s")), (("lora", "ad"),), None]
     assert to_event_extra_keys(tagged) == [("ad", "s"), ("ad",), None], (
         "vLLM tells salts and adapters otherwise; Shadow.ingest takes the first block's apart"
     )
+    _check_places_of_salts()
+
+
+def _check_places_of_salts() -> None:
+    """Salts that begin later go into the hash and the event of that block."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import block_pool, kv_cache_utils
+    from vllm.v1.request import Request
+
+    from kvasir_workers.engines.vllm.events import salted_blocks
+
+    salted_blocks.install()
+    assert block_pool.generate_block_hash_extra_keys is not kv_cache_utils.generate_block_hash_extra_keys
+    kv_cache_utils.init_none_hash(sha256)
+    hasher = kv_cache_utils.get_request_block_hasher(4, sha256)
+
+    def hashes(salt: str | None) -> list[bytes]:
+        request = Request(
+            request_id="r",
+            prompt_token_ids=list(range(16)),
+            sampling_params=SamplingParams(),
+            pooling_params=None,
+            cache_salt=salt,
+            block_hasher=hasher,
+        )
+        keys = [block_pool.generate_block_hash_extra_keys(request, at, at + 4, 0)[0] for at in (0, 4, 8, 12)]
+        if salt == salt_after(9, "r"):
+            assert keys == [None, None, (("cache_salt", "kvasir-salt:r"),), None]
+        return [bytes(each) for each in request.block_hashes]
+
+    plain, red, blue = hashes(None), hashes(salt_after(9, "r")), hashes(salt_after(9, "b"))
+    assert red[:2] == blue[:2] == plain[:2], "vLLM hashes blocks before a salt's place otherwise"
+    assert set(red[2:]).isdisjoint({*blue[2:], *plain[2:]})
+    assert set(hashes("r")).isdisjoint({*red, *plain})
+    assert red == hashes(salt_after(11, "r")) != hashes(salt_after(12, "r"))
 
 
 def test_block_keys_are_64_bits_in_the_events(vllm: Any) -> None:
@@ -324,7 +362,7 @@ def _cached(done: Recorded) -> int:
 
 
 @asynccontextmanager
-async def engine(**changes: Any) -> AsyncIterator[Watched]:
+async def engine(tenancy: TenancySpec | None = None, **changes: Any) -> AsyncIterator[Watched]:
     """An engine with about 60 blocks of KV for each rank."""
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
@@ -336,6 +374,7 @@ async def engine(**changes: Any) -> AsyncIterator[Watched]:
         disaggregation="never",
         lora=(lora,),
         pools=(pool,),
+        tenancy=TenancySpec() if tenancy is None else tenancy,
     )
     made = VllmEngine(deployment, pool, model_path=str(resolve_model("kvasir-tiny")))
     bench = await start_bench(made, "both-0", epoch=100)
@@ -378,6 +417,29 @@ async def test_every_hit_of_salted_and_adapted_prompts_on_two_ranks_is_foreseen(
         evicted = sum(len(context) // BLOCK for context, *_ in seen) > 3 * identity.kv_blocks
         assert evicted
         assert max(watched.follower.held(0), watched.follower.held(1)) < identity.kv_blocks
+
+
+@pytest.mark.soak
+async def test_tenants_share_exactly_the_blocks_of_a_declared_prefix(vllm: Any) -> None:
+    declared = TenancySpec(shared_prefixes=(SharedPrefixSpec(name="help", text="x"),))
+    prompts = FreshPrompts(random.Random(5))
+    async with engine(declared) as watched:
+        prefix, rest = prompts.fresh(3 * BLOCK + 7), prompts.fresh(2 * BLOCK)
+        prompt = [*prefix, *rest]
+        found = []
+        for salt, adapter in (
+            ("red", None), ("blue", None), ("red", None), ("blue", "ad"), ("red", "ad"), ("green", None)
+        ):  # fmt: skip
+            predicted, cached, _ = await watched.ask(prompt, 0, salt_after(len(prefix), salt), adapter)
+            assert cached == predicted
+            found.append(cached // BLOCK)
+        assert found == [0, 3, 5, 0, 3, 3]
+        for salt in ("", "red", salt_after(len(prefix), "black")):
+            # Without the prefix's place, or with another rest of the prompt, nothing of a tenant's is found.
+            other = [*prefix, *prompts.fresh(2 * BLOCK)]
+            predicted, cached, _ = await watched.ask(other, 0, salt)
+            assert cached == predicted <= 3 * BLOCK
+        assert (await watched.ask(prompt, 0, ""))[1] == 3 * BLOCK
 
 
 async def test_side_by_side_prompts_and_stopped_ones_leave_the_record_exact(vllm: Any) -> None:

@@ -60,6 +60,7 @@ from kvasir_platform.gateway.serving.responses_api import CANCEL, INPUT_ITEMS, R
 from kvasir_platform.gateway.serving.tokenize_api import TextApi
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.callers import Callers
+from kvasir_platform.gateway.tenants.prefix_prompts import shared_prefixes
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[Exchange], None]
@@ -137,6 +138,7 @@ class Gateway:
             clock,
             wall,
             self._suffix,
+            shared_prefixes(deployment, models),
         )
         self._api = GenerateApi(context)
         self._responses = ResponsesApi(context, self._api, stored)

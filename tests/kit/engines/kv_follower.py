@@ -11,7 +11,8 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvBatch, Medium
 from kvasir.core.requests import token_ids
-from kvasir.native import PrefixTree, chain_hashes, root_hash
+from kvasir.native import PrefixTree
+from kvasir.native.salt_places import prompt_names
 from kvasir.ports.engine import KvSource
 
 _CAPACITY = 1 << 22
@@ -52,9 +53,9 @@ class KvFollower:
     def blocks(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:
         """Number of leading blocks of `tokens` that a rank holds."""
         identity = self._identity
-        root = root_hash(identity.model, salt, adapter or "")
         depths = array("I", bytes(16 * len(self._groups)))
-        self._tree.match(chain_hashes(token_ids(tokens), identity.kv.block_size, root), depths)
+        names = prompt_names(identity.model, salt, adapter or "", token_ids(tokens), identity.kv.block_size)
+        self._tree.match(names, depths)
         return depths[len(Medium) * self._groups[rank]]
 
     def hit(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:

@@ -56,6 +56,11 @@ def test_the_implied_tenant_has_a_class_of_the_spec() -> None:
         ("{tenants: [{name: a, models: []}]}", "at least 1"),
         ("{tenants: [{name: a, requests_per_min: 0}]}", "1"),
         ("{redis: {url: 'redis://user:secret@host'}}", "without credentials"),
+        ("{shared_prefixes: [{name: a}]}", "needs text or sha256"),
+        (f"{{shared_prefixes: [{{name: a, text: x, sha256: {'a' * 64}}}]}}", "needs text or sha256"),
+        ("{shared_prefixes: [{name: a, sha256: 00}]}", "sha256"),
+        ("{shared_prefixes: [{name: a, text: x}, {name: a, text: y}]}", "shared_prefixes: names must differ"),
+        ("{shared_prefixes: [{name: a, text: x, tenants: [b]}]}", "a names unknown tenant 'b'"),
         ("{redis: {url: 'redis://host', ca_file: x}}", "the url does not use TLS"),
     ],
 )

@@ -25,6 +25,7 @@ from kvasir.config.spec.deployment import (
     TransferSpec,
 )
 from kvasir.config.spec.engine_args import OWNED
+from kvasir.config.spec.tenants import SharedPrefixSpec, TenancySpec
 from kvasir.config.spec.tiers import CpuTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
@@ -35,6 +36,7 @@ from kvasir_workers.engines.vllm.setup.arguments import (
     CORE_GRAMMARS,
     CUT_OFF,
     EVENT_BACKLOG,
+    SALTED_BLOCKS,
     EventEndpoints,
     compilers,
     engine_arguments,
@@ -400,6 +402,13 @@ def test_an_engine_publishes_its_kv_events_only_where_it_is_told() -> None:
     assert events.of_rank(1) == ("ipc:///run/x/inproc-events_dp1", "ipc:///run/x/inproc-replay_dp1")
     # What may wait is bounded on every hop.
     assert {made["buffer_steps"], made["hwm"], made["max_queue_size"]} == {EVENT_BACKLOG}
+
+
+def test_salts_are_placed_by_engines_of_deployments_with_shared_prefixes_only() -> None:
+    declared = TenancySpec(shared_prefixes=(SharedPrefixSpec(name="help", text="x"),))
+    made = arguments(one_pool().model_copy(update={"tenancy": declared}))["structured_outputs_config"]
+    assert made["reasoning_parser_plugin"] == SALTED_BLOCKS
+    assert SALTED_BLOCKS.rpartition(".")[2] == "salted_blocks"
 
 
 def test_rules_and_reasoning_reach_the_engine_core() -> None:

@@ -83,6 +83,31 @@ class TenantSpec(Spec):
         return self
 
 
+class SharedPrefixSpec(Spec):
+    """A system prompt whose KV tenants share, while all that follows it stays separate.
+
+    The blocks that hold only tokens of this prompt, and of the chat template around it, are cached once for
+    all of its tenants; who sends it can infer from timing whether another tenant has sent it lately, and
+    nothing of what others wrote after it. It applies to requests that begin with it, have no `cache_salt` of
+    their own, and no tools where the template puts tools before or into the system prompt.
+    """
+
+    name: Name
+    text: str | None = Field(default=None, min_length=1, max_length=1 << 20)
+    """The system prompt, exactly as clients send it."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 (hex) of the system prompt in UTF-8, in place of the text. The router takes the text from the
+    first request of one of the tenants that has it."""
+    tenants: tuple[Name, ...] | None = Field(default=None, min_length=1, max_length=1000)
+    """Tenants that share it. Unset: all."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.text is None) == (self.sha256 is None):
+            raise ValueError(f"shared_prefixes: {self.name} needs text or sha256, one of them")
+        return self
+
+
 class TenancySpec(Spec):
     """Tenants and their shared settings.
 
@@ -100,6 +125,8 @@ class TenancySpec(Spec):
     """File with a long random secret from which the KV cache salts of tenants are derived. All routers need
     the same secret. Unset: `kvasir up` creates and keeps one; a router started on its own creates one for the
     life of its process."""
+    shared_prefixes: tuple[SharedPrefixSpec, ...] = Field(default=(), max_length=16)
+    """System prompts whose KV tenants share although their caches are separate. Default: none."""
     redis: LimitsRedisSpec | None = None
     """Redis server in which routers share counters. Unset: each router counts its own requests."""
 
@@ -108,9 +135,22 @@ class TenancySpec(Spec):
         for what, names in (
             ("tenants", [tenant.name for tenant in self.tenants]),
             ("priorities", list(self.priorities)),
+            ("shared_prefixes", [prefix.name for prefix in self.shared_prefixes]),
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what}: names must differ, found {names}; rename one")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_by_tenants(self) -> Self:
+        known = {tenant.name for tenant in self.all_tenants()}
+        for prefix in self.shared_prefixes:
+            for name in prefix.tenants or ():
+                if name not in known:
+                    raise ValueError(
+                        f"shared_prefixes: {prefix.name} names unknown tenant {name!r}; list it in "
+                        "tenants or correct the name"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -14,12 +14,14 @@ from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
 from kvasir_platform.gateway.serving.request_names import RequestNames
+from kvasir_platform.gateway.tenants.shared_prefixes import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayContext:
     """Dependencies of the endpoints. `names` records each call that reaches the router; `wall` returns Unix
-    time in seconds; `suffix` returns a short random string."""
+    time in seconds; `suffix` returns a short random string; `prefixes` are those that tenants
+    share, if any."""
 
     deployment: Deployment
     router: RequestPort
@@ -32,6 +34,7 @@ class GatewayContext:
     clock: Clock
     wall: Callable[[], float]
     suffix: Callable[[], str]
+    prefixes: SharedPrefixes | None = None
 
 
 def brownout_line(brownout: BrownoutView) -> bytes:

@@ -107,6 +107,11 @@ class GenerateCall(RoutedCall):
     def start(self) -> None:
         """Choose the model, render the prompts, of a long conversation in a thread, and tokenize them. May
         raise KvasirError."""
+        prefixes = self._prefixes
+        if prefixes is not None and prefixes.awaits_texts and isinstance(self._body, ChatBody):
+            first = self._body.messages[0]
+            if first.role in ("system", "developer") and isinstance(first.content, str):
+                prefixes.see(self.caller.tenant, first.content)
         brownout = self._context.router.brownout(self._asked.model.name)
         self.exchange.lines += brownout_line(brownout)
         render = partial(self._rendered, self._fallback(brownout.fallback_model))

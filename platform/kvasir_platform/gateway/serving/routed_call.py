@@ -49,7 +49,7 @@ class RoutedApi:
 class RoutedCall(ServedCall):
     """A call that `served` answers. `active` has the runs of all calls that are in the router."""
 
-    __slots__ = ("_active", "_charge", "_context", "_name", "_salt", "_served", "_slo", "_trace")
+    __slots__ = ("_active", "_charge", "_context", "_name", "_prefixes", "_salt", "_served", "_slo", "_trace")
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class RoutedCall(ServedCall):
         self._active = active
         self._served = served
         self._salt = caller.salt(salt)
+        # A client that salts its requests wants none of its blocks to be shared.
+        self._prefixes = None if salt else context.prefixes
         self._trace = trace_of(headers, context.spans)
         exchange.lines += trace_header(self._trace)
         self._slo: SloClass = caller.slo.asked_for(headers)
@@ -98,13 +100,16 @@ class RoutedCall(ServedCall):
         parsing: OutputParsing | None = None,
     ) -> Request:
         """Return the router's request for a prompt; `number` is its place in a call with several."""
+        salt, prefixes = self._salt, self._prefixes
+        if prefixes is not None:
+            salt = prefixes.salt(self.caller.tenant, self._served.model.name, tokens, salt)
         return Request(
             request_id=self._name if number is None else f"{self._name}-{number}",
             model=self._served.model.name,
             tokens=tokens,
             sampling=sampling,
             adapter=self._served.adapter,
-            salt=self._salt,
+            salt=salt,
             arrival_s=self.exchange.arrival_s,
             deadline_s=self.exchange.arrival_s + self._context.deployment.gateway.request_timeout_s,
             priority=priority,

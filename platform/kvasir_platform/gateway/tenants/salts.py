@@ -6,11 +6,10 @@ in the router's index. The salt is an HMAC-SHA256 over the caller's scope and th
 a secret of the deployment: a tenant cannot produce another's salt, and a salt reveals neither the tenant nor
 the client's salt to whoever sees it (a worker, a block store).
 
-Tenants share caches by groups, as a whole. Sharing only a leading system prompt is not possible: vLLM puts
-the salt into the hash of a prompt's first block, on which all later hashes depend, so blocks before a salt
-would need a naming rule of their own in the engine. A salt derived from the system prompt alone would let
-everyone who knows that prompt detect what other tenants wrote after it, which is what salts prevent. Tenants
-of a group can hit each other's whole prompts, by configuration.
+Tenants of a group share whole prompts, by configuration. Tenants of a declared prefix share the blocks of
+that prefix only (`shared_prefixes`): their salts begin in the block after it. A salt derived from the system
+prompt would not do: it would let everyone who knows that prompt detect what other tenants wrote after it,
+which is what salts prevent.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
+from kvasir.native.salt_places import salt_place
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class Open:
 
     @staticmethod
     def salt(client: str = "") -> str:
-        """Return the client's salt."""
-        return client
+        """Return the client's salt, which never is one with a place of its own."""
+        return client if not client or salt_place(client) is None else " " + client
 
 
 def salt_secret(deployment: Deployment) -> bytes:

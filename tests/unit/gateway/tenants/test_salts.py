@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.core.errors import ConfigError
+from kvasir.native.salt_places import salt_after, salt_place
 from kvasir_platform.gateway.tenants.salts import CacheScope, Open, cache_secret, keep_cache_secret
 
 SECRET = b"s" * 32
@@ -44,6 +45,11 @@ def test_a_salt_shows_neither_the_tenant_nor_what_the_client_sent() -> None:
 
 def test_where_nobody_is_told_apart_the_clients_own_salt_is_all_there_is() -> None:
     assert [Open().salt(), Open().salt("x")] == ["", "x"]
+
+
+def test_a_clients_salt_is_never_taken_for_one_with_a_place() -> None:
+    for salt in (Open().salt(salt_after(8, "x")), CacheScope(SECRET, "own", "red").salt(salt_after(8, "x"))):
+        assert salt_place(salt) is None
 
 
 def test_the_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvasir.config.spec.tiers import TiersSpec
-from kvasir.native import chain_hashes, root_hash
+from kvasir.native import chain_hashes
+from kvasir.native.salt_places import mark_place, prompt_root, salt_place
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress, absent_blocks
@@ -278,9 +279,12 @@ class TierScheduler:
         hashes."""
         request, size, names = tracked.request, self._block_size, tracked.names
         adapter = request.lora_request.lora_name if request.lora_request else ""
-        root = root_hash(self._model, request.cache_salt or "", adapter)
+        salt = request.cache_salt or ""
+        root = prompt_root(self._model, salt, adapter)
         if len(names) < last:
             tokens = array("I", request.all_token_ids[len(names) * size : last * size])
+            if (place := salt_place(salt)) is not None:
+                mark_place(tokens, len(names), place, size)
             names.extend(chain_hashes(tokens, size, names[-1] if names else root))
         return [
             TierBlock(bytes(request.block_hashes[at]), names[at], names[at - 1] if at else root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvasir.native.salt_places import mark_place
 from kvasir_workers.engines.sim.blocks import BlockPool
 from kvasir_workers.engines.sim.reporting import CacheReport
 from kvasir_workers.engines.sim.state import Sequence, SimLimits
@@ -57,12 +58,15 @@ class SequenceMemory:
             self._pool.store(sequence.blocks[at], sequence.hashes[at])
         sequence.stored = full
         if self._report is not None:
-            request = sequence.live.request
+            request, place = sequence.live.request, sequence.place
+            tokens = sequence.tokens[first * size : full * size]
+            if place is not None:
+                mark_place(tokens, first, place, size)
             self._report.stored(
                 sequence.hashes[first - 1] if first else None,
                 sequence.hashes[first:full],
-                sequence.tokens[first * size : full * size],
-                request.salt,
+                tokens,
+                request.salt if place is None else "",
                 request.adapter or "",
             )
 

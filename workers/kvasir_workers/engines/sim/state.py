@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg, Sampling, Timings, Usage
+from kvasir.native.salt_places import SaltPlace, salt_place
 from kvasir_workers.engines.continued import continuation_fault, continued_tokens, text_fault
 from kvasir_workers.engines.sim.blocks import chain_hash, root_hash
 from kvasir_workers.engines.sim.model import Context, SimModel
@@ -119,6 +120,7 @@ class Sequence:
     context: Context
     output: SimOutput
     root: bytes
+    place: SaltPlace | None = None
     parser: SpeechParser | None = None
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
@@ -136,6 +138,8 @@ class Sequence:
         while len(self.hashes) < blocks:
             begin = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else self.root
+            if self.place is not None and len(self.hashes) == self.place.tokens // block_size:
+                parent += self.place.key.encode()
             self.hashes.append(chain_hash(parent, self.tokens[begin : begin + block_size]))
 
 
@@ -172,6 +176,7 @@ def make_sequences(live: Live, model: SimModel, limits: SimLimits, arrival: int)
     choices = 1 if request.leg is Leg.PREFILL else sampling.n
     speech = _speech(request, model)
     sequences: list[Sequence] = []
+    place = salt_place(request.salt)
     for index in range(choices):
         context = Context(limits.seed, request.adapter, sampling, index)
         context.extend(request.tokens)
@@ -192,7 +197,8 @@ def make_sequences(live: Live, model: SimModel, limits: SimLimits, arrival: int)
                 tokens=request.tokens[:],
                 context=context,
                 output=output,
-                root=root_hash(request.salt, request.adapter),
+                root=root_hash("" if place is not None else request.salt, request.adapter),
+                place=place,
                 parser=parser,
             )
         )

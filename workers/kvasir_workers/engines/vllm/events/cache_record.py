@@ -34,6 +34,7 @@ class CacheRecord:
         self._clock = clock
         self._backlog = backlog
         self._directory: Path | None = None
+        self._places_salts = bool(deployment.tenancy.shared_prefixes)
         self._events: KvEvents | None = None
         self.holdings = Holdings(self._ranks, partial(root_hash, deployment.model.name))
 
@@ -46,7 +47,9 @@ class CacheRecord:
             self.close()
             raise ConfigError(f"TMPDIR: {tempfile.gettempdir()} is too long for a socket's path; shorten it")
         self.holdings.begin(epoch, incomplete="the engine starts")
-        self._events = KvEvents(self.holdings, endpoints, self._ranks, backlog=self._backlog)
+        self._events = KvEvents(
+            self.holdings, endpoints, self._ranks, backlog=self._backlog, places_salts=self._places_salts
+        )
         return endpoints
 
     def flush(self) -> None:

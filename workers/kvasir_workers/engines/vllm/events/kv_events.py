@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from kvasir_workers.engines.vllm.events.event_order import EventOrder
+from kvasir_workers.engines.vllm.events.placed_salts import with_marked_places
 from kvasir_workers.engines.vllm.setup.arguments import EVENT_BACKLOG, EventEndpoints
 from kvasir_workers.server.holdings import Holdings
 
@@ -38,7 +39,8 @@ class KvEvents:
     """Subscribes to `ranks` publishers and writes to `holdings`. All methods run on one event loop.
 
     `lost` is set while the contents of a rank are partly unknown, as at the start; `holdings` must then be
-    incomplete. `backlog` bounds the pending messages of a rank.
+    incomplete. `backlog` bounds the pending messages of a rank. With `places_salts`, the engine's salts may
+    begin after a shared prefix.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class KvEvents:
         ranks: int,
         *,
         backlog: int = EVENT_BACKLOG,
+        places_salts: bool = False,
     ) -> None:
         self._holdings = holdings
+        self._places_salts = places_salts
         self._context = zmq.Context()
         self._doubtful = set(range(ranks))
         self._exact = asyncio.Event()
@@ -94,6 +98,8 @@ class KvEvents:
         self._context.destroy(linger=0)
 
     def _take(self, rank: int, payload: bytes) -> None:
+        if self._places_salts:
+            payload = with_marked_places(payload)
         try:
             self._holdings.ingest(rank, payload)
         except ValueError as error:

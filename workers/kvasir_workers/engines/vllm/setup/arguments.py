@@ -24,6 +24,7 @@ CONNECTOR = "KvasirConnector"
 CONNECTOR_MODULE = "kvasir_workers.connector.connector"
 EXTENSION = "kvasir_workers.engines.vllm.runtime.worker_extension.EngineExtension"
 CORE_GRAMMARS = "kvasir_workers.engines.vllm.output.core_grammars"
+SALTED_BLOCKS = "kvasir_workers.engines.vllm.events.salted_blocks"
 CUT_OFF = "kvasir_cut_off"
 """Key in vLLM's `additional_config`: structured outputs are cut off at `max_tokens`, not completed."""
 TRANSFER_EXTENSION = "kvasir_workers.engines.vllm.runtime.transfer_extension.TransferEngineExtension"
@@ -129,7 +130,7 @@ def engine_arguments(
         "structured_outputs_config": {
             "backend": compilers(engine)[0],
             "disable_any_whitespace": engine.compact_json,
-            "reasoning_parser_plugin": CORE_GRAMMARS,
+            "reasoning_parser_plugin": SALTED_BLOCKS if deployment.tenancy.shared_prefixes else CORE_GRAMMARS,
         },
     }
     if engine.reasoning_parser is not None:
