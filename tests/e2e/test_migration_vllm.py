@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from load_tests.scenarios.scorecard import real_engines
-from load_tests.scenarios.scorecard.real_engines import Stage
 from tests.kit.lab import gateway
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(280),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def test_streams_on_a_killed_decode_worker_go_on_token_for_token(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    async with real_engines.stage(tmp_path_factory.mktemp("migration")) as made:
-        yield made
-
-
-async def test_streams_on_a_killed_decode_worker_go_on_token_for_token(stage: Stage) -> None:
-    survived = await real_engines.decode_worker_killed(stage)
+    async with real_engines.stage(tmp_path, pools=("prefill", "decode", "decode")) as stage:
+        survived = await real_engines.decode_worker_killed(stage)
     assert survived.exact == survived.streams
     assert {output for _, output in survived.usage} == {1200}
 
 
 @pytest.mark.soak
-async def test_prompts_on_a_killed_prefill_worker_are_prefilled_elsewhere(stage: Stage) -> None:
-    survived = await real_engines.prefill_worker_killed(stage)
+async def test_prompts_on_a_killed_prefill_worker_are_prefilled_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    async with real_engines.stage(tmp_path, pools=("prefill", "prefill", "decode")) as stage:
+        survived = await real_engines.prefill_worker_killed(stage)
     assert survived.exact == survived.streams
     assert min(prompt for prompt, _ in survived.usage) > 1000
 

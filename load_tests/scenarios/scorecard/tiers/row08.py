@@ -36,7 +36,8 @@ Earlier = Iterator[tuple[str, Heard]]
 @dataclass(frozen=True, slots=True)
 class Size:
     """`requests` prompts of `words` words, one every `every_s`, without a fault, and as many under each
-    fault, starting before the fault. `tiers` are measured one at a time, with `lookup_timeout_s`."""
+    fault, starting before the fault. `tiers` are measured one at a time, with `lookup_timeout_s`, and under
+    those of their faults that `faults` names; under all if it is empty."""
 
     tiers: tuple[str, ...] = ("Redis", "disk")
     requests: int = 100
@@ -44,6 +45,7 @@ class Size:
     every_s: float = 0.2
     checked: int = 5
     lookup_timeout_s: float = 0.008
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -87,13 +89,14 @@ class _Row:
         self._size = size
         self._tier = tier
         self._stage = stage
+        self._faults = [fault for fault in tier.faults if fault.name in (size.faults or (fault.name,))]
         self._found = Windows()
         self._seeds = itertools.count(1000 * trial.seed)
 
     async def run(self) -> None:
         """Run all faults in turn. Raise NotProven."""
         await self._window("warm")
-        for fault in self._tier.faults:
+        for fault in self._faults:
             earlier = await self._window("")
             # On a loaded machine the tier may have missed its deadline without a fault.
             await self._used_again()
@@ -121,7 +124,7 @@ class _Row:
             Figure(f"{name}: requests with a wrong token", found.wrong, "requests", "lower", 0.0,
                    f"of {found.checked} that were asked twice, without the tier or after the fault"),
         ]  # fmt: skip
-        for fault in self._tier.faults:
+        for fault in self._faults:
             times = found.ttft_s[fault.name]
             more = quantile(times, 0.99) * 1e3 - usual
             figures.append(
@@ -134,7 +137,7 @@ class _Row:
             *figures,
             Figure(f"{name}: faults that the worker's log does not tell in one line, with what to do",
                    len(found.untold), "faults", "lower", 0.0,
-                   f"of {len(self._tier.faults)}, which kvasir_worker_tier_trouble showed while they lasted; "
+                   f"of {len(self._faults)}, which kvasir_worker_tier_trouble showed while they lasted; "
                    f"{'; '.join(found.untold)}".rstrip("; ")),
             Figure(f"{name}: until the tier is used again after the fault", max(found.back_s), "s", "lower",
                    BACK_S, "by itself, the longest"),
