@@ -63,9 +63,10 @@ class TrafficMix:
         return (*prefix, *rest)
 
 
-def watched_deployment(certificate: Path, prefill: int = 2, decode: int = 2) -> Deployment:
+def watched_deployment(certificate: Path | None, prefill: int = 2, decode: int = 2) -> Deployment:
     """Pools of simulated workers, slow enough that a few requests a second overload them, and a gateway with
-    this certificate and its key."""
+    this certificate and its key, if any."""
+    file = None if certificate is None else str(certificate)
     engine = EngineSpec(
         kind="sim",
         block_size=16,
@@ -79,7 +80,7 @@ def watched_deployment(certificate: Path, prefill: int = 2, decode: int = 2) -> 
             PoolSpec(name=name, role=role, replicas=count, engine=engine) for name, role, count in roles
         ),
         slo=(SloSpec(name="default", ttft_s=0.5, itl_s=0.05),),
-        gateway=GatewaySpec(port=0, tls=EdgeTlsSpec(cert_file=str(certificate), key_file=str(certificate))),
+        gateway=GatewaySpec(port=0, tls=EdgeTlsSpec(cert_file=file, key_file=file)),
         admission=AdmissionSpec(patience=20.0, itl_slack=0.0),
         tenancy=TenancySpec(tenants=tuple(TenantSpec(name=name) for name in TENANTS)),
     )

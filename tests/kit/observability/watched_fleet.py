@@ -94,7 +94,11 @@ class WatchedFleet:
 
     def scrape(self) -> Families:
         """What Prometheus gets."""
-        return parse(self._status.figures())
+        return parse(self.figures())
+
+    def figures(self) -> bytes:
+        """The same as text."""
+        return self._status.figures()
 
     def status(self) -> dict[str, Any]:
         """GET /status, which the console reads."""
