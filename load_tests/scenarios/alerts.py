@@ -3,8 +3,8 @@
     python -m load_tests.scenarios.alerts [--only NAME]
 
 The chart's alerts look back over minutes to a day, and wait for minutes. Here all windows and waits are 1/30
-of that, and Prometheus scrapes once a second, so that a fault takes a minute and not half an hour. Expressions
-of dashboards are evaluated before and after each fault. Figures are written to reports/alerts.json.
+of that, and Prometheus scrapes once a second, so that a fault takes a minute and not half an hour. The
+expressions of dashboards are evaluated before and after each fault. Figures go to reports/alerts.json.
 """
 
 from __future__ import annotations

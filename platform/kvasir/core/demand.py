@@ -83,14 +83,27 @@ class DemandReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolForecast:
+    """Why a pool has its desired size. `load` is the present load, `expected` the forecast for when a new
+    replica would serve, `upper` the forecast with its margin, all in busy replicas; `because` are the rules
+    that decided, in order."""
+
+    load: float
+    expected: float
+    upper: float
+    because: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolPlan:
     """One pool as seen by the planner: the `desired` replicas, whether that size is `applied`, and the
-    replicas that are `serving` and `starting`."""
+    replicas that are `serving` and `starting`. Without a decision there is no `forecast`."""
 
     desired: int
     serving: int
     starting: int
     applied: bool
+    forecast: PoolForecast | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from kvasir.telemetry.reasons import OK, OTHER, outcome_label
 from kvasir.telemetry.router_series import (
     ACCOUNTING,
     ADMISSION,
+    FORECASTS,
     INDEX,
     LINKS,
     PLANNER,
@@ -105,7 +106,7 @@ class Metrics:
         self._admission = self._collector(ADMISSION)
         self._links = self._collector(LINKS)
         self._regret = self._collector(REGRET)
-        self._scaling = self._collector(POOLS, PLANNER)
+        self._scaling = self._collector(POOLS, FORECASTS, PLANNER)
         self._tenants = self._collector(USAGE, LIMITS)
         self._tokenizer = self._collector(TOKENIZERS)
         self._discovery_stale_s: Callable[[], float] = lambda: 0.0

@@ -35,6 +35,7 @@ _UNITS = (
     ("_share", "fraction"),
     ("_pressure", "fraction"),
     ("_requests", "requests"),
+    ("_replicas", "replicas"),
     ("_decisions", "decisions"),
     ("_characters", "characters"),
     ("_segments", "segments"),

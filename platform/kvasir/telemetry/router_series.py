@@ -117,6 +117,17 @@ POOLS: SeriesTable[ScalingStats] = SeriesTable(
     gauge("scaling_applied", "1 if the desired size is applied, 0 if it is only advised", "applied"),
 )
 
+FORECASTS: SeriesTable[ScalingStats] = SeriesTable(
+    "kvasir_pool_",
+    ("pool",),
+    lambda stats: [
+        ((pool,), plan.forecast) for pool, plan in stats.plans.items() if plan.forecast is not None
+    ],
+    gauge("load_replicas", "Present load in busy replicas", "load"),
+    gauge("forecast_replicas", "Load that is forecast for when a new replica would serve", "expected"),
+    gauge("forecast_upper_replicas", "That forecast with its margin", "upper"),
+)
+
 PLANNER: SeriesTable[ScalingStats] = SeriesTable(
     "kvasir_planner_",
     (),

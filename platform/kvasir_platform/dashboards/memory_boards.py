@@ -171,6 +171,14 @@ SCALING = Dashboard(
                     (gauge("kvasir_pool_replicas_starting", "pool", how="max"), "{{pool}} starting"),
                 ),
                 chart(
+                    "Load and forecast, in busy replicas",
+                    "short",
+                    (gauge("kvasir_pool_load_replicas", "pool", how="max"), "{{pool}} load"),
+                    (gauge("kvasir_pool_forecast_replicas", "pool", how="max"), "{{pool}} forecast"),
+                    (gauge("kvasir_pool_forecast_upper_replicas", "pool", how="max"), "{{pool}} with margin"),
+                    description="The forecast is for the time in which a new replica starts.",
+                ),
+                chart(
                     "Pools whose desired size is applied",
                     "short",
                     (gauge("kvasir_pool_scaling_applied", "pool", how="max"), "{{pool}}"),

@@ -121,7 +121,6 @@ def _variables(board: Dashboard) -> Iterator[dict[str, Any]]:
             "type": "query",
             "datasource": _SOURCE,
             "query": {"query": f"label_values({metric}, {label})", "refId": label},
-            "definition": f"label_values({metric}, {label})",
             "refresh": 2,
             "includeAll": True,
             "allValue": ".*",

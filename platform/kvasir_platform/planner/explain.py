@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvasir.core.demand import PoolPlan
+from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir_platform.planner.planner import Decision
 
 
@@ -16,6 +16,11 @@ def sentence(each: Decision) -> str:
             f"{each.predictor}"
         ]
     return "; ".join((*parts, *each.because))
+
+
+def forecast_of(each: Decision) -> PoolForecast:
+    """Return what routers show of a decision."""
+    return PoolForecast(each.load, each.expected, each.upper, each.because)
 
 
 def to_dict(each: Decision, plan: PoolPlan | None) -> dict[str, object]:

@@ -19,7 +19,7 @@ from kvasir.core.requests import Role
 from kvasir.ports.scaler import Replica, ReplicaState, Scaler
 from kvasir_platform.planner.capacity import SloTarget
 from kvasir_platform.planner.demand import Demand, Interval
-from kvasir_platform.planner.explain import sentence, to_dict
+from kvasir_platform.planner.explain import forecast_of, sentence, to_dict
 from kvasir_platform.planner.planner import Decision, ModelRules, Planner, PoolRules, PoolState
 from kvasir_platform.planner.sizes import Bounds, whole
 from kvasir_platform.planner.starts import Starts
@@ -395,7 +395,8 @@ class ScalingLoop:
             for pool, state in states.items():
                 decision = model.decisions.get(pool)
                 desired = state.have if decision is None else decision.size
-                pools[pool] = PoolPlan(desired, state.serving, state.starting, self._acts_now(pool))
+                acts, seen = self._acts_now(pool), None if decision is None else forecast_of(decision)
+                pools[pool] = PoolPlan(desired, state.serving, state.starting, acts, seen)
             lacking = [pool for pool, state in states.items() if state.serving == 0]
             model.asleep = bool(lacking) and all(model.view.scales_to_zero(pool) for pool in model.view.pools)
             # A model whose start nobody requested is not reported as waking.

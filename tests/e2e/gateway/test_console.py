@@ -13,6 +13,8 @@ from typing import Any
 import pytest_asyncio
 from tests.kit.browser.tab import Tab, opened_tab
 
+from kvasir.core.demand import PoolForecast, PoolPlan
+
 STORY = "Once upon a time there was a router that knew what every worker holds. " * 20
 ENDINGS = ("The end. " * 20, "They lived happily. " * 20, "")
 ROWS = """((label) => {
@@ -128,6 +130,20 @@ async def test_a_lost_worker_is_named_with_the_reason(product: Any, tab: Tab) ->
     assert lost["state"].endswith("interrupted") or lost["state"].endswith("connecting")
     assert "decode" in await tab.until("document.querySelector('.verdict').innerText")
     await pictured(tab, "trouble")
+
+
+async def test_a_forecast_is_shown_with_its_band_and_the_planners_reasons(start: Any, tab: Tab) -> None:
+    edge = await start()
+    forecast = PoolForecast(0.75, 1.25, 1.5, ("the forecast needs 2", "min is 1"))
+    edge.metrics.track_scaling(lambda: {"decode": PoolPlan(0, 0, 0, True, forecast)}, lambda: 0.0)
+    await tab.open(f"http://{edge.host}:{edge.port}/console#/scaling")
+    pools = {each["pool"]: each for each in await rows(tab, "Pools")}
+    assert (pools["decode"]["load"], pools["decode"]["forecast"]) == ("0.75", "1.25 to 1.50")
+    assert pools["decode"]["reason"].endswith("the forecast needs 2; min is 1")
+    assert pools["prefill"]["forecast"] == "–"
+    await tab.until("document.querySelectorAll('.band').length === 1")
+    await tab.until("document.querySelector('.band polyline').points.length > 1")
+    await pictured(tab, "forecast")
 
 
 async def test_views_are_reached_with_the_keyboard(product: Any, tab: Tab) -> None:

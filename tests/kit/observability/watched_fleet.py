@@ -106,10 +106,12 @@ class WatchedFleet:
 
     def top(self) -> str:
         """What `kvasir top --once` prints."""
-        snapshot = TopSnapshot(
-            self._clock.now(), self.status(), _page(self._requests.requests), tenants_in(self.scrape())
-        )
-        return "\n".join(screen_text(snapshot, TopOrder(), _WIDE))
+        return "\n".join(screen_text(self.snapshot(), TopOrder(), _WIDE))
+
+    def snapshot(self) -> TopSnapshot:
+        """What `kvasir top` reads."""
+        tenants = tenants_in(self.scrape())
+        return TopSnapshot(self._clock.now(), self.status(), _page(self._requests.requests), tenants)
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -9,12 +9,15 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from kvasir.core.demand import DemandReport, PlannerReply, PoolPlan, Traffic
+from kvasir.core.demand import DemandReport, PlannerReply, PoolForecast, PoolPlan, Traffic
 from kvasir.core.errors import ConfigError, UpstreamError
 from kvasir.core.requests import Role
 from kvasir_platform.planner.rpc import METHOD, SERVICE, PlannerClient, PlannerServer
 
-WORD = PlannerReply("life", True, {"w-1": Role.DECODE}, {"tiny": 4.5}, {"decode": PoolPlan(2, 1, 1, True)})
+FORECAST = PoolForecast(0.5, 1.25, 1.5, ("the forecast needs 2", "max is 4"))
+WORD = PlannerReply(
+    "life", True, {"w-1": Role.DECODE}, {"tiny": 4.5}, {"decode": PoolPlan(2, 1, 1, True, FORECAST)}
+)
 
 
 class Planner:

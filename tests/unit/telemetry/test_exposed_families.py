@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from kvasir.core.demand import PoolPlan
+from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import EngineLoad, SloClass, Usage
@@ -57,7 +57,9 @@ def filled() -> tuple[CollectorRegistry, Metrics]:
     metrics.track_regret(lambda: {"m": RegretView(causes={"queue": 0.0})})
     metrics.track_links(lambda: {"m": {LinkClass.RACK: LinkTransfers()}})
     metrics.track_admission(lambda: {"m": AdmissionView()})
-    metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, applied=True)}, lambda: 0.0)
+    metrics.track_scaling(
+        lambda: {"p": PoolPlan(1, 1, 0, True, PoolForecast(1.0, 1.0, 1.0, ()))}, lambda: 0.0
+    )
     metrics.track_tenants(lambda: STATS)
     metrics.track_certificate(lambda: 0.0)
     metrics.track_discovery(lambda: 0.0)

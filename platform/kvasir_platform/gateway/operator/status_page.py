@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvasir.config.spec.deployment import Deployment
-from kvasir.core.demand import PoolPlan
+from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.errors import ConfigError
 from kvasir.core.kv import KvStatus
 from kvasir.ports.clock import Clock
@@ -21,7 +21,7 @@ from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
 from kvasir.wire.tls import certificates_in, read_pem
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
-from kvasir_platform.gateway.openai.schema.operation import PoolSize
+from kvasir_platform.gateway.openai.schema.operation import PoolSize, SizeForecast
 from kvasir_platform.gateway.operator.requests_page import MOST_RUNNING
 from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 
@@ -139,9 +139,14 @@ def pool_sizes(
                     desired=plan.desired if plan is not None and known else pool.replicas,
                     serving=counted[pool.name, "ready"],
                     starting=max(starting, plan.starting) if plan is not None else starting,
+                    forecast=None if plan is None or plan.forecast is None else _forecast(plan.forecast),
                 )
             )
     return sizes
+
+
+def _forecast(seen: PoolForecast) -> SizeForecast:
+    return SizeForecast(seen.load, seen.expected, seen.upper, list(seen.because))
 
 
 def _expires_s(path: Path) -> float:

@@ -100,9 +100,19 @@ class RequestTimeline(Struct):
     phases: list[TimelinePhase]
 
 
+class SizeForecast(Struct):
+    """Why the planner wants a size: the present `load`, the `expected` one when a new replica would serve,
+    and that with its margin (`upper`), in busy replicas; `because` are the rules that decided."""
+
+    load: float
+    expected: float
+    upper: float
+    because: list[str]
+
+
 class PoolSize(Struct):
     """A pool: the `desired` replicas, of the planner or else of kvasir.yaml, and the workers that are
-    `serving` and `starting`."""
+    `serving` and `starting`. Without a planner there is no `forecast`."""
 
     pool: str
     model: str
@@ -110,6 +120,7 @@ class PoolSize(Struct):
     desired: int
     serving: int
     starting: int
+    forecast: SizeForecast | None = None
 
 
 class StatusProblem(Struct, frozen=True):

@@ -51,6 +51,12 @@ export class History {
     this.line("queued", queuedIn(status));
     for (const pool of status.pools ?? []) {
       this.line(`serving/${pool.pool}`, pool.serving);
+      this.line(`desired/${pool.pool}`, pool.desired);
+      if (pool.forecast !== null) {
+        this.line(`load/${pool.pool}`, pool.forecast.load);
+        this.line(`expected/${pool.pool}`, pool.forecast.expected);
+        this.line(`upper/${pool.pool}`, pool.forecast.upper);
+      }
     }
     const figures = this.figures(now);
     this.line("ttft", figures.ttft[0] ?? 0);

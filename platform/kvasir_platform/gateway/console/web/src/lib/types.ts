@@ -56,6 +56,15 @@ export interface Pool {
   desired: number;
   serving: number;
   starting: number;
+  forecast: Forecast | null;
+}
+
+/** In busy replicas. */
+export interface Forecast {
+  load: number;
+  expected: number;
+  upper: number;
+  because: string[];
 }
 
 export interface Problem {

@@ -65,6 +65,28 @@ export function Spark({ values, label }: { values: readonly number[]; label: str
   );
 }
 
+/** A line, and the band between two others; all have the newest value at the right. */
+export function Band({ lines, low, high, label }: { lines: readonly (readonly number[])[]; low: readonly number[]; high: readonly number[]; label: string }) {
+  const width = 240;
+  const height = 48;
+  const all = [...lines, low, high];
+  const most = Math.max(2, ...all.map((each) => each.length));
+  const top = Math.max(1e-9, ...all.flat());
+  const at = (line: readonly number[]) =>
+    line.map((value, i) => {
+      const x = ((most - line.length + i) * width) / (most - 1);
+      return `${x.toFixed(1)},${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`;
+    });
+  return (
+    <svg class="band" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" role="img" aria-label={label}>
+      <polygon points={[...at(high), ...at(low).reverse()].join(" ")} />
+      {lines.map((line, i) => (
+        <polyline key={i} points={at(line).join(" ")} />
+      ))}
+    </svg>
+  );
+}
+
 export function Figure({
   name,
   value,

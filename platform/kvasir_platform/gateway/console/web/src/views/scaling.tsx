@@ -1,6 +1,6 @@
 // Sizes of pools: what the planner wants, what serves, and what is starting.
 
-import { Bar, Empty, Section, Spark, State } from "../parts/basics";
+import { Band, Bar, Empty, Section, Spark, State } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { count } from "../lib/format";
 import type { History } from "../lib/history";
@@ -46,8 +46,37 @@ function columns(history: History): Column<Pool>[] {
       value: (each) => each.serving,
       show: (each) => <Spark values={history.lines.get(`serving/${each.pool}`) ?? []} label={`Serving replicas of ${each.pool}`} />,
     },
+    { name: "load", number: true, value: (each) => each.forecast?.load ?? null, show: (each) => busy(each.forecast?.load) },
+    {
+      name: "forecast",
+      number: true,
+      value: (each) => each.forecast?.expected ?? null,
+      show: (each) => (each.forecast === null ? "–" : `${busy(each.forecast.expected)} to ${busy(each.forecast.upper)}`),
+    },
+    {
+      name: "load, forecast and desired",
+      value: (each) => each.forecast?.upper ?? null,
+      show: (each) => each.forecast !== null && <Course pool={each.pool} history={history} />,
+    },
     { name: "reason", value: (each) => reason(each)[0], show: (each) => <Why pool={each} /> },
   ];
+}
+
+/** Busy replicas. */
+function busy(load: number | undefined): string {
+  return load === undefined ? "–" : load.toFixed(2);
+}
+
+function Course({ pool, history }: { pool: string; history: History }) {
+  const line = (name: string) => history.lines.get(`${name}/${pool}`) ?? [];
+  return (
+    <Band
+      lines={[line("load"), line("desired")]}
+      low={line("expected")}
+      high={line("upper")}
+      label={`Load of ${pool}, its forecast with the margin, and desired replicas, in busy replicas`}
+    />
+  );
 }
 
 function share(pool: Pool): number {
@@ -64,7 +93,8 @@ function Why({ pool }: { pool: Pool }) {
 }
 
 function reason(pool: Pool): [string, string] {
-  const { desired, serving, starting } = pool;
+  const { desired, serving, starting, forecast } = pool;
+  if (forecast !== null && serving === desired) return ["steady", forecast.because.join("; ")];
   if (serving < desired && starting > 0) return ["growing", `${starting} of its replicas still start`];
   if (serving < desired) return ["short", "replicas are missing and none is starting: see the verdict on the fleet"];
   if (serving > desired) return ["shrinking", "replicas beyond the desired size drain and leave"];
