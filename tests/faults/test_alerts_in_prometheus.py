@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from load_tests.scenarios.alerts import recognize, report_rows
+from load_tests.scenarios.alerts.recognition import recognize, report_rows
 from tests.kit.observability.mix import FAULTS
 
 

@@ -185,6 +185,7 @@ async def measure(faults: Sequence[InjectedFault]) -> list[Recognized]:
 
 
 def main() -> None:
+    """Read the options, measure, and write or print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -198,7 +199,3 @@ def main() -> None:
         sys.stdout.write(
             "\n".join(f"{row.name}: {row.value:g} {row.unit}; {row.note}" for row in rows) + "\n"
         )
-
-
-if __name__ == "__main__":
-    main()
