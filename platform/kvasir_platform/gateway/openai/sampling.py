@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from kvasir.checkpoint.sampling_defaults import SamplingDefaults
 from kvasir.core.requests import Sampling, StructuredOutput
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
-from kvasir_platform.gateway.openai.schema.limits import bad, unsupported
+from kvasir_platform.gateway.openai.schema.limits import MAX_CHOICES_BAD_WORDS, bad, unsupported
 from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
 
 
@@ -47,7 +47,7 @@ def sampling(
         skip_special_tokens=body.skip_special_tokens is not False,
         spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
         allowed_token_ids=tuple(_known(body.allowed_token_ids or (), vocabulary, "allowed_token_ids")),
-        bad_words=_bad_words(body.bad_words),
+        bad_words=_bad_words(body.bad_words, body.n or 1),
         prompt_logprobs=prompt_logprobs,
         thinking_tokens=_thinking(body.thinking_token_budget, capabilities),
         structured=rule,
@@ -95,7 +95,9 @@ def _logit_bias(bias: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, 
     return tuple(pairs)
 
 
-def _bad_words(words: list[str] | None) -> tuple[str, ...]:
+def _bad_words(words: list[str] | None, n: int) -> tuple[str, ...]:
+    if len(words or ()) * n > MAX_CHOICES_BAD_WORDS:
+        raise bad(f"bad_words × n exceeds {MAX_CHOICES_BAD_WORDS}.", "bad_words")
     for i, word in enumerate(words or ()):
         if not word.strip():
             raise bad("bad_words may not be blank.", f"bad_words[{i}]")

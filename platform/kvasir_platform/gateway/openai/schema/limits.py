@@ -29,6 +29,8 @@ MAX_CALLS = 128
 MAX_DOCUMENTS = 256
 MAX_BAD_WORDS = 64
 """vLLM's limit is 128, and a word may need two entries: with and without a leading space."""
+MAX_CHOICES_BAD_WORDS = 1024
+"""Bad words of all choices together: an engine compares each with each choice's output, in every step."""
 MAX_TOKEN_IDS = 1024
 MAX_SCHEMA_BYTES = 64 << 10
 """Maximum size of a JSON schema, a grammar or a structural tag."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,12 +38,19 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from kvasir_workers.engines.vllm.output.closing import SHORTENED, ClosingGrammar, ClosingVocabulary
 from kvasir_workers.engines.vllm.output.continuation import ARGUMENT
-from kvasir_workers.engines.vllm.output.grammar_budget import TOO_COSTLY, BudgetedGrammar, GrammarBudget
+from kvasir_workers.engines.vllm.output.grammar_budget import (
+    TOO_COSTLY,
+    BudgetedGrammar,
+    CallCost,
+    GrammarBudget,
+    GrammarPool,
+)
 from kvasir_workers.engines.vllm.setup.arguments import CUT_OFF
 
 _BACKENDS: dict[str, Any] = {"xgrammar": XgrammarBackend, "guidance": GuidanceBackend}
 _NAMES = {kind: name for name, kind in _BACKENDS.items()}
 _MAKING = threading.Lock()
+MAX_COSTS = 1024
 
 
 def install() -> None:
@@ -68,10 +76,12 @@ class _Created:
             GrammarBudget(),
             cpu_s=time.thread_time,
             end=partial(setattr, request, "stop_reason", TOO_COSTLY),
+            cost=_cost(manager, request.structured_output_request.structured_output_key),
         )
         said = (request.sampling_params.extra_args or {}).get(ARGUMENT)
         if said is not None:
             _advance(manager, request, grammar, said[0])
+        grammar.pool = _pool(manager)
         return grammar
 
     def _compiled(self, manager: Any, request: Any) -> Any:
@@ -102,6 +112,25 @@ def _completed(manager: Any, request: Any, grammar: Any) -> Any:
         cpu_s=time.thread_time,
         shortened=partial(setattr, request, "stop_reason", SHORTENED),
     )
+
+
+def _pool(manager: Any) -> GrammarPool:
+    with _MAKING:
+        made: GrammarPool | None = manager.__dict__.get("kvasir_grammar_pool")
+        if made is None:
+            made = manager.__dict__["kvasir_grammar_pool"] = GrammarPool(time.monotonic)
+        return made
+
+
+def _cost(manager: Any, rule: Any) -> CallCost:
+    """Return what is known of the cost of a rule; of the last MAX_COSTS only."""
+    with _MAKING:
+        costs: OrderedDict[Any, CallCost] = manager.__dict__.setdefault("kvasir_grammar_costs", OrderedDict())
+        found = costs.setdefault(rule, CallCost())
+        costs.move_to_end(rule)
+        if len(costs) > MAX_COSTS:
+            costs.popitem(last=False)
+        return found
 
 
 def _vocabulary(manager: Any) -> ClosingVocabulary:
