@@ -36,12 +36,16 @@ from kvasir_router.index import FleetIndex, IndexMode
 from kvasir_router.mux import RouterMux
 from kvasir_router.recordings.recorder import Recordings
 from kvasir_router.requests.machine import MachineLimits, RequestMachine
+from kvasir_router.sessions.inactivity import SessionPatience
 from kvasir_router.sessions.members import MakeSession
 from kvasir_router.sessions.session import SessionEvent, SessionLimits, WorkerSession
 from kvasir_router.sessions.shared_discovery import SharedDiscovery
 from kvasir_router.shell import Router, unobserved
 
 log = logging.getLogger(__name__)
+
+HURRIED_HEARTBEATS = 1.6
+"""Heartbeats without a message after which a worker counts as silent, once another one has fallen silent."""
 
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:
@@ -241,6 +245,8 @@ def _session_maker(
         liveness_timeout_s=worker.liveness_timeout_s,
     )
 
+    patience = SessionPatience(worker.liveness_timeout_s, HURRIED_HEARTBEATS * worker.heartbeat_s, clock.now)
+
     def make_session(endpoint: Endpoint, on_event: Callable[[SessionEvent], None]) -> WorkerSession:
         return WorkerSession(
             endpoint,
@@ -250,6 +256,7 @@ def _session_maker(
             on_event=on_event,
             router_id=router_id,
             limits=limits,
+            patience=patience,
         )
 
     return make_session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from itertools import combinations
+from itertools import combinations, permutations
 
 import pytest
 
@@ -25,6 +25,9 @@ LOSSES = [
 ]
 """The workers that are lost, and how many seconds one after the other."""
 three_workers = partial(deployment, prefill=1, decode=2)
+KINDS = ["kill", "freeze", "partition"]
+SECOND_LOSSES = [0.3, 0.7, 1.2, 1.45, 1.9, 2.0, 2.01, 2.05, 2.3]
+"""Seconds from the loss of one worker to that of the worker that streams have moved to, or will."""
 LONG = Sampling(max_tokens=500, temperature=0.0, ignore_eos=True)
 LONGEST_GAP_S = 3.0
 NOBODY: frozenset[str] = frozenset()
@@ -77,6 +80,47 @@ def test_streams_go_on_within_three_seconds_while_any_worker_lives(
     simulate(spec, story, on_stream=gaps)
     assert list(broken_streams(spec, streams, NOBODY)) == []
     assert max(gaps.longest.values()) <= LONGEST_GAP_S
+
+
+def longest_gap(lost: tuple[str, str], kinds: tuple[str, str], apart_s: float) -> float:
+    """The longest gap of two streams that lose one worker after the other."""
+    gaps, spec, streams = Gaps(VirtualClock()), three_workers(), list[ClientStream]()
+
+    async def story(cluster: Cluster) -> None:
+        await cluster.ready()
+        streams.extend(cluster.submit(range(i, 64 + i), LONG) for i in range(2))
+        for stream in streams:
+            await stream.started.wait()
+        await lose(cluster, lost[0], kinds[0])
+        await cluster.clock.sleep(apart_s)
+        await lose(cluster, lost[1], kinds[1])
+        for stream in streams:
+            await stream.finished()
+        for worker_id, kind in zip(lost, kinds, strict=True):
+            await give_back(cluster, worker_id, kind)
+
+    simulate(spec, story, on_stream=gaps)
+    assert list(broken_streams(spec, streams, NOBODY)) == []
+    return max(gaps.longest.values())
+
+
+@pytest.mark.parametrize("kinds", [("freeze", "freeze"), ("partition", "kill")], ids="-".join)
+@pytest.mark.parametrize("lost", list(permutations(WORKERS, 2)), ids="-".join)
+def test_a_stream_that_moves_to_a_worker_that_is_lost_too_goes_on_within_three_seconds(
+    lost: tuple[str, str], kinds: tuple[str, str]
+) -> None:
+    assert longest_gap(lost, kinds, 2.01) <= LONGEST_GAP_S
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("lost", list(permutations(WORKERS, 2)), ids="-".join)
+def test_two_losses_in_a_row_at_any_time_apart_stay_within_three_seconds(
+    lost: tuple[str, str], first: str, second: str
+) -> None:
+    longest = {apart_s: longest_gap(lost, (first, second), apart_s) for apart_s in SECOND_LOSSES}
+    assert {apart_s: gap for apart_s, gap in longest.items() if gap > LONGEST_GAP_S} == {}
 
 
 def test_without_a_prefill_worker_prompts_are_computed_where_they_decode(

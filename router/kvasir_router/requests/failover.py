@@ -133,4 +133,14 @@ class Failover(Membership):
         return True
 
     def _move(self, request_id: str, error: KvasirError, worker_id: str, now: float) -> None:
-        self.on_or_fail(self._states[request_id], error, worker_id, now, lost=True)
+        state = self._states[request_id]
+        state.losses += 1
+        self.on_or_fail(state, error, worker_id, now, lost=True)
+
+    def _waits_longest(self, request_id: str) -> bool:
+        return self._states[request_id].losses > 0
+
+    def _hurry(self, now: float) -> None:
+        self._fleet.gap.hurry()
+        if self._fleet.open_gap(now):
+            self._placement.unpark(now)

@@ -7,7 +7,7 @@ with everything that ran.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError, UpstreamError
@@ -97,12 +97,18 @@ class Membership(ABC):
             self._resumed(worker_id, now)
 
     def _interrupted(self, worker_id: str, now: float) -> None:
-        """A draining worker does not come back, so it is evacuated at once."""
+        """A draining worker does not come back, so it is evacuated at once. So are requests that have waited
+        for a token since they lost another worker."""
         self._members.mark(worker_id, interrupted=True, now=now)
-        leaving = bool(self._members.workers[worker_id].draining)
+        worker = self._members.workers[worker_id]
+        leaving = bool(worker.draining)
         self._evacuations[worker_id] = now if leaving else now + self._migrate_s
+        waiting = [each for each in dict.fromkeys(worker.legs.values()) if self._waits_longest(each)]
         if leaving:
             self._evacuate(worker_id, now)
+        elif waiting:
+            self._hurry(now)
+            self._take_away(worker_id, waiting, now)
 
     def _resumed(self, worker_id: str, now: float) -> None:
         self._evacuations.pop(worker_id, None)
@@ -119,15 +125,25 @@ class Membership(ABC):
             self._move(request_id, error, worker_id, now)
 
     def _evacuate(self, worker_id: str, now: float) -> None:
-        error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
         worker = self._members.workers[worker_id]
-        for request_id in dict.fromkeys(worker.legs.values()):
-            if self._take_back(request_id, worker_id, now):
-                self._move(request_id, error, worker_id, now)
+        self._take_away(worker_id, dict.fromkeys(worker.legs.values()), now)
         if worker.legs:
             self._evacuations[worker_id] = now + max(self._migrate_s, _LEAST_INTERVAL_S)
         else:
             del self._evacuations[worker_id]
+
+    def _take_away(self, worker_id: str, request_ids: Iterable[str], now: float) -> None:
+        error = UpstreamError(f"worker {worker_id} cannot be reached", code="worker_lost")
+        for request_id in request_ids:
+            if self._take_back(request_id, worker_id, now):
+                self._move(request_id, error, worker_id, now)
+
+    def _waits_longest(self, _request_id: str) -> bool:
+        """Return whether the request has had no token since it lost another worker."""
+        return False
+
+    def _hurry(self, _now: float) -> None:  # noqa: B027 - most requests need nothing
+        """Requests that have waited for one worker have lost another: let any worker serve that can."""
 
     @abstractmethod
     def _forget(self, worker: Worker) -> None:

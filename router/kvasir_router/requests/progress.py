@@ -119,6 +119,7 @@ class Progress:
     def _first_token(self, state: RequestState, now: float) -> None:
         """Record that the running leg has sent something."""
         state.streaming = True
+        state.losses = 0
         state.hedge_at = None
         state.first_token_s = now if state.first_token_s is None else state.first_token_s
         # A restarted request does not say how long others wait for their first token.

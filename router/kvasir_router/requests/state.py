@@ -75,7 +75,8 @@ class RequestState:
     (`continuation`). `outputs` is what the client has of each choice; `replay` drops it from a leg that
     started again. `ahead` is the PREFILL leg that still computes what a DECODE leg has begun to pull.
     `streaming`: `leg` has sent something. `attempts` counts starts after the first, whatever their reason,
-    `retries` those after a failure, `migrations` those after the loss of a worker. `ticket` is its admission,
+    `retries` those after a failure, `migrations` those after the loss of a worker, `losses` of them since the
+    last token. `ticket` is its admission,
     and `brownout` the steps in force at its arrival. `decode_s` is when the DECODE leg was sent, and
     `overlap_s` how long the PREFILL leg ran after that.
     """
@@ -99,6 +100,7 @@ class RequestState:
     attempts: int = 0
     retries: int = 0
     migrations: int = 0
+    losses: int = 0
     hedge_at: float | None = None
     hedged: bool = False
     avoid: set[str] = field(default_factory=set)

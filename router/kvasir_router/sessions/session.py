@@ -32,7 +32,7 @@ from kvasir.core.values import value
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
 from kvasir.wire.pump import SessionPump
-from kvasir_router.sessions.inactivity import wait_inactive
+from kvasir_router.sessions.inactivity import SessionPatience, wait_inactive
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ class WorkerSession:
     """One worker's session. All methods are called on one event loop.
 
     `on_event` is called from `run` only, never from within `send`; it must not block or raise. `router_id`
-    must be unique among live routers: a worker keeps one session per router.
+    must be unique among live routers: a worker keeps one session per router. Sessions of one router share
+    their `patience`; without one, `liveness_timeout_s` of the limits applies.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class WorkerSession:
         on_event: Callable[[SessionEvent], None],
         router_id: str,
         limits: SessionLimits | None = None,
+        patience: SessionPatience | None = None,
     ) -> None:
         self._worker_id = endpoint.worker_id
         self._address = endpoint.address
@@ -134,6 +136,8 @@ class WorkerSession:
         self._on_event = on_event
         self._router_id = router_id
         self._limits = limits or SessionLimits()
+        timeout_s = self._limits.liveness_timeout_s
+        self._patience = patience or SessionPatience(timeout_s, timeout_s, clock.now)
         self._session_id = ""
         self._link: SessionLink[RouterMessage] | None = None
         self._doomed = False
@@ -271,9 +275,9 @@ class WorkerSession:
     async def _break_when_inactive(
         self, pump: SessionPump[RouterMessage, WorkerMessage | EncodedStep, RouterFrame]
     ) -> None:
-        liveness_timeout_s = self._limits.liveness_timeout_s
-        await wait_inactive(lambda: pump.last_received_s, liveness_timeout_s, self._clock)
-        pump.stop(f"no frame for {liveness_timeout_s:g} s")
+        waited_s = await wait_inactive(lambda: pump.last_received_s, self._patience.timeout_s, self._clock)
+        self._patience.hurry()
+        pump.stop(f"no frame for {waited_s:g} s")
 
     def _adopt(self, welcome: Welcome) -> SessionLink[RouterMessage] | None:
         """Return the link of the session that the worker answered with; None if there is nothing to carry."""

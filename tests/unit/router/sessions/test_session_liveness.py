@@ -21,6 +21,7 @@ from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_platform.sim.stories import small_deployment
 from kvasir_router.build import make_router
+from kvasir_router.sessions.inactivity import HURRY_S, SessionPatience, wait_inactive
 from kvasir_router.sessions.session import (
     SessionEvent,
     SessionInterrupted,
@@ -363,3 +364,32 @@ def test_a_worker_that_refuses_is_shown_so_after_its_session_has_ended_too(
         assert (view.state, view.reason) == ("refused", "another certificate")
 
     with_router(make_identity("w", model="kvasir-tiny"), story)
+
+
+def test_once_a_worker_fell_silent_the_others_are_waited_for_less_long_for_some_time() -> None:
+    clock = VirtualClock()
+    waited: list[float] = []
+
+    async def main() -> None:
+        patience = SessionPatience(1.5, 0.8, clock.now)
+
+        async def wait() -> None:
+            waited.append(await wait_inactive(lambda: 0.0, patience.timeout_s, clock))
+            patience.hurry()
+
+        first = asyncio.ensure_future(wait())
+        await first
+        assert clock.now() == pytest.approx(1.5)
+        await wait()
+        assert clock.now() == pytest.approx(1.5 + 0.8)
+        await clock.sleep(HURRY_S)
+        await wait()
+
+    run_virtual(main())
+    assert waited == [1.5, 0.8, 1.5]
+
+
+def test_nobody_is_waited_for_longer_in_a_hurry() -> None:
+    patience = SessionPatience(0.5, 0.8, lambda: 0.0)
+    patience.hurry()
+    assert patience.timeout_s() == 0.5
