@@ -13,23 +13,32 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 
 class Histogram:
     """One series: `counts` per bucket ('Q'), and the sum in `total[0]` ('d'). They are arrays so that native
     code can update them. Not thread-safe."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = array("d", bounds)
         self.counts = array("Q", bytes(8 * (len(bounds) + 1)))
         self.total = array("d", (0.0,))
+        self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, value: float, times: int = 1) -> None:
         """Add `times` observations of `value`."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total[0] += value * times
+
+    def observe_traced(self, value: float, trace_id: str) -> None:
+        """Add an observation of a call with this trace, which is shown beside its bucket until another is."""
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += 1
+        self.total[0] += value
+        self.exemplars[bucket] = Exemplar({"trace_id": trace_id}, value)
 
 
 class HistogramFamily(Collector):
@@ -54,9 +63,12 @@ class HistogramFamily(Collector):
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, series in self._series.items():
             running = 0
-            buckets: list[tuple[str, float]] = []
-            for bound, count in zip((*map(str, self._bounds), "+Inf"), series.counts, strict=True):
+            buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+            bounds = (*map(str, self._bounds), "+Inf")
+            for i, (bound, count) in enumerate(zip(bounds, series.counts, strict=True)):
                 running += count
-                buckets.append((bound, float(running)))
+                example = series.exemplars.get(i)
+                so_far = bound, float(running)
+                buckets.append(so_far if example is None else (*so_far, example))
             family.add_metric(values, buckets, series.total[0])
         yield family

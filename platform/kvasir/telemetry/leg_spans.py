@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvasir.core.requests import Delta, EngineRequest, FinishReason, Timings, Usage
+from kvasir.core.requests import DEFAULT_SLO, Delta, EngineRequest, FinishReason, SloClass, Timings, Usage
 from kvasir.ports.clock import Rng
-from kvasir.telemetry.spans import SpanIds, is_sampled, otlp_processor, tracer_provider
+from kvasir.telemetry.spans import SpanIds, otlp_processor, recorded_parent, tracer_provider
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -26,7 +26,8 @@ _Stage = tuple[str, float, dict[str, int]]
 
 class LegSpanRecorder:
     """Records ended legs of the worker `worker_id`, of the service `service`. `record` never blocks, because
-    the processor exports in its own thread."""
+    the processor exports in its own thread. Under tail sampling it records legs that fail, or take longer
+    than `slo` promises for their tokens."""
 
     def __init__(
         self,
@@ -34,7 +35,9 @@ class LegSpanRecorder:
         service: str,
         worker_id: str,
         wall_ns: Callable[[], int] = time.time_ns,
+        *,
         rng: Rng | None = None,
+        slo: SloClass = DEFAULT_SLO,
     ) -> None:
         # Imported here so that a process without tracing never loads the SDK.
         from opentelemetry import trace
@@ -49,13 +52,16 @@ class LegSpanRecorder:
         self._propagator = TraceContextTextMapPropagator()
         self._trace = trace
         self._wall_ns = wall_ns
+        self._slo = slo
 
     def record(self, request: EngineRequest, last: Delta, *, elapsed_s: float) -> None:
         """Write the spans of a leg that ends with the delta `last`, `elapsed_s` seconds after its submission.
         A leg without a trace, or of one that is not sampled, has none."""
-        parent, _, state = request.trace_context.partition(" ")
-        if not parent or not is_sampled(parent):
+        slow_or_failed = last.finish is FinishReason.ERROR or elapsed_s > self._promised_s(last)
+        parent = recorded_parent(request.trace_context, slow_or_failed=slow_or_failed)
+        if not parent:
             return
+        state = request.trace_context.partition(" ")[2]
         end = self._wall_ns()
         begin = end - int(elapsed_s * _NS)
         usage = last.usage or Usage()
@@ -76,14 +82,22 @@ class LegSpanRecorder:
             stage.end(at)
         span.end(end)
 
+    def _promised_s(self, last: Delta) -> float:
+        tokens = 0 if last.usage is None else last.usage.output_tokens
+        return self._slo.ttft_s + self._slo.itl_s * tokens
+
     def close(self) -> None:
         """Export pending spans, within the timeout of the exporter."""
         self._provider.shutdown()
 
 
-def otlp_leg_recorder(endpoint: str | None, service: str, worker_id: str) -> LegSpanRecorder | None:
+def otlp_leg_recorder(
+    endpoint: str | None, service: str, worker_id: str, slo: SloClass = DEFAULT_SLO
+) -> LegSpanRecorder | None:
     """Return a recorder that exports to the collector at `endpoint`, or None without one."""
-    return None if endpoint is None else LegSpanRecorder(otlp_processor(endpoint), service, worker_id)
+    return (
+        None if endpoint is None else LegSpanRecorder(otlp_processor(endpoint), service, worker_id, slo=slo)
+    )
 
 
 def _attributes(request: EngineRequest, last: Delta, usage: Usage) -> dict[str, Any]:

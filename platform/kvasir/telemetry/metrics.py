@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from kvasir.core.demand import PoolPlan
 from kvasir.ports.router import Accounting, AdmissionView, RegretView, RequestSummary, WorkerView
@@ -31,6 +32,7 @@ from kvasir.telemetry.router_series import (
     TransfersByLink,
 )
 from kvasir.telemetry.series import MetricDefinition, SeriesCollector, SeriesTable
+from kvasir.telemetry.spans import recorded_parent
 from kvasir.telemetry.tenant_series import LIMITS, USAGE, TenantStats
 from kvasir.telemetry.tokenizer_series import TOKENIZERS, TokenizerStats
 from kvasir.telemetry.worker_series import WORKERS
@@ -38,6 +40,8 @@ from kvasir.telemetry.worker_series import WORKERS
 S = TypeVar("S")
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = b"application/openmetrics-text"
+OPENMETRICS_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
@@ -243,6 +247,11 @@ class Metrics:
         """Render all metrics in the text exposition format, version 0.0.4."""
         return generate_latest(self._registry)
 
+    def render_openmetrics(self) -> bytes:
+        """Render all metrics as OpenMetrics 1.0.0, with exemplars."""
+        shown: bytes = generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
+        return shown
+
     def definitions(self) -> tuple[MetricDefinition, ...]:
         """Return the definitions of all metrics, by name, tracked or not, but for the certificate and
         discovery, which have to be tracked."""
@@ -301,10 +310,26 @@ class Metrics:
                 self._prefill.labels(model).observe(summary.prefill_done_s - summary.routed_s)
         if summary.transfer_s > 0:
             self._transfer.labels(model).observe(summary.transfer_s)
+        trace = trace_id_of(summary)
         if first is not None:
-            self._ttft.labels(model).observe(first - arrival)
+            _observe(self._ttft.labels(model), first - arrival, trace)
         if summary.outcome == OK:
-            self._e2e.labels(model).observe(summary.finished_s - arrival)
+            _observe(self._e2e.labels(model), summary.finished_s - arrival, trace)
             if first is not None and summary.usage.output_tokens > 1:
                 per_token = (summary.finished_s - first) / (summary.usage.output_tokens - 1)
                 self._tpot.labels(model).observe(per_token)
+
+
+def trace_id_of(summary: RequestSummary) -> str:
+    """Return the id of the trace in which a request that has ended is recorded, "" if there is none."""
+    context = summary.trace_context
+    if not context:
+        return ""
+    return recorded_parent(context, slow_or_failed=slo_miss(summary) is not None)[3:35]
+
+
+def _observe(histogram: Histogram, seconds: float, trace_id: str) -> None:
+    if trace_id:
+        histogram.observe_traced(seconds, trace_id)
+    else:
+        histogram.observe(seconds)

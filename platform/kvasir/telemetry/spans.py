@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.ports.clock import Rng
 from kvasir.ports.router import RequestSummary
+from kvasir.telemetry.missed_slo import slo_miss
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
 
 if TYPE_CHECKING:
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
 
 _NS = 1_000_000_000
 _SAMPLED = 1
+_TAIL = "kvasir=tail"
+"""The tracestate of a call that is recorded only if it turns out to be slow or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
     """W3C trace context of one call: the client's `traceparent` and `tracestate`, and the `traceparent` of
-    the call's own span; each "" if absent."""
+    the call's own span; each "" if absent. A call that begins a trace of its own, and was not chosen to be
+    recorded whole, has the tracestate of tail sampling."""
 
     parent: str = ""
     state: str = ""
@@ -47,8 +51,20 @@ def is_sampled(traceparent: str) -> bool:
     return bool(int(traceparent[53:55], 16) & _SAMPLED)
 
 
+def recorded_parent(onward: str, *, slow_or_failed: bool) -> str:
+    """Return the `traceparent` under which something that ended is recorded, "" if it is not: in a sampled
+    trace, or under tail sampling if it was slow or failed. `onward` is what a call passes on."""
+    parent, _, state = onward.partition(" ")
+    if not parent or is_sampled(parent):
+        return parent
+    return f"{parent[:53]}{_SAMPLED:02x}" if slow_or_failed and state == _TAIL else ""
+
+
 class SpanRecorder:
-    """Records calls as spans. `record` never blocks, because the processor exports in its own thread."""
+    """Records calls as spans. `record` never blocks, because the processor exports in its own thread.
+
+    Of calls without a client's trace, `share` are recorded whole, and of the others those that missed their
+    SLO or failed."""
 
     def __init__(
         self,
@@ -56,6 +72,7 @@ class SpanRecorder:
         service: str,
         wall_ns: Callable[[], int] = time.time_ns,
         rng: Rng | None = None,
+        share: float = 1.0,
     ) -> None:
         # Imported here so that a process without tracing never loads the SDK.
         from opentelemetry import trace
@@ -63,7 +80,9 @@ class SpanRecorder:
             TraceContextTextMapPropagator,
         )
 
-        self._ids = SpanIds(random.SystemRandom() if rng is None else rng)
+        self._rng = random.SystemRandom() if rng is None else rng
+        self._share = share
+        self._ids = SpanIds(self._rng)
         self._provider = tracer_provider(processor, {"service.name": service}, self._ids)
         self._tracer = self._provider.get_tracer("kvasir")
         self._propagator = TraceContextTextMapPropagator()
@@ -74,9 +93,9 @@ class SpanRecorder:
         """Return the context of a call that starts under the client's `parent`, if any. A trace that the
         client does not sample is not sampled here."""
         trace_id = parent[3:35] if parent else f"{self._ids.generate_trace_id():032x}"
-        sampled = int(not parent or is_sampled(parent))
-        own = f"00-{trace_id}-{self._ids.generate_span_id():016x}-{sampled:02x}"
-        return TraceContext(parent, state, own)
+        whole = is_sampled(parent) if parent else self._share >= 1.0 or self._rng.random() < self._share
+        own = f"00-{trace_id}-{self._ids.generate_span_id():016x}-{int(whole):02x}"
+        return TraceContext(parent, state if parent or whole else _TAIL, own)
 
     def record(
         self,
@@ -91,14 +110,14 @@ class SpanRecorder:
         `trace` is the context from `begin`, `now_s` the current reading of the clock of the summaries, and
         `admitted_s` its reading when the gateway submitted the requests to the router.
         """
-        if not is_sampled(trace.own):
+        if not recorded_parent(trace.onward, slow_or_failed=any(map(slo_miss, summaries))):
             return
         offset = self._wall_ns() - int(now_s * _NS)
 
         def wall(seconds: float) -> int:
             return offset + int(seconds * _NS)
 
-        carrier = {"traceparent": trace.parent, "tracestate": trace.state}
+        carrier = {"traceparent": trace.parent, "tracestate": trace.state if trace.parent else ""}
         self._ids.next_ids = int(trace.own[3:35], 16), int(trace.own[36:52], 16)
         root = self._tracer.start_span(
             "request",
@@ -236,6 +255,6 @@ def otlp_processor(endpoint: str) -> SpanProcessor:
     )
 
 
-def otlp_recorder(endpoint: str | None, service: str) -> SpanRecorder | None:
+def otlp_recorder(endpoint: str | None, service: str, share: float = 1.0) -> SpanRecorder | None:
     """Return a recorder that exports to the collector at `endpoint`, or None without one."""
-    return None if endpoint is None else SpanRecorder(otlp_processor(endpoint), service)
+    return None if endpoint is None else SpanRecorder(otlp_processor(endpoint), service, share=share)

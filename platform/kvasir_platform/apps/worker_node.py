@@ -29,7 +29,7 @@ from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint
-from kvasir.core.requests import Role
+from kvasir.core.requests import Role, SloClass
 from kvasir.core.session_link import LinkLimits
 from kvasir.ports.adapters import AdapterEngine
 from kvasir.ports.clock import Clock
@@ -158,7 +158,10 @@ class WorkerNode:
         locality = locality_of(deployment.pool(pool_name), os.environ, nics())
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         built = build_engine(view, view.pool(pool_name), clock, place)
-        spans = otlp_leg_recorder(deployment.telemetry.otlp_endpoint, deployment.name, worker_id)
+        first = deployment.slo[0]
+        promised = SloClass(first.name, first.ttft_s, first.itl_s)
+        collector = deployment.telemetry.otlp_endpoint
+        spans = otlp_leg_recorder(collector, deployment.name, worker_id, promised)
         engine = WatchedEngine(built if spans is None else TracedEngine(built, spans, clock), clock)
         spec = deployment.worker
         limits = SessionHostLimits(

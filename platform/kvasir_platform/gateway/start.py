@@ -84,5 +84,10 @@ def make_gateway(
             limits=None if far is None else far.limits,
         ),
         filters=output_filters(deployment.output_filters, metrics, now=clock.now, rng=rng),
-        spans=otlp_recorder(deployment.telemetry.otlp_endpoint, deployment.name) if spans is None else spans,
+        spans=_spans(deployment) if spans is None else spans,
     )
+
+
+def _spans(deployment: Deployment) -> SpanRecorder | None:
+    spec = deployment.telemetry
+    return otlp_recorder(spec.otlp_endpoint, deployment.name, spec.trace_share)

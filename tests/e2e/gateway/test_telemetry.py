@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import Tracer
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.kit.gateway.otlp_collector import collector
 from tests.kit.gateway.scripted_router import ScriptedStream
 
+from kvasir.config.spec.edge import TelemetrySpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import EngineLoad
 from kvasir.ports.router import WorkerView
-from kvasir.telemetry.spans import SpanRecorder
+from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
 
 BODY = b'{"model":"kvasir-tiny","messages":[{"role":"user","content":"hi"}],"stream":true}'
 CHAT = "/v1/chat/completions"
@@ -101,6 +104,39 @@ async def test_a_failed_request_has_its_spans_too(start: Any) -> None:
     assert root.attributes is not None
     assert root.attributes["kvasir.outcome"] == "no_capacity"
     assert not root.status.is_ok
+
+
+async def test_a_collector_gets_the_calls_that_fail_and_no_others_under_tail_sampling(start: Any) -> None:
+    with collector() as receiver:
+        spans = otlp_recorder(receiver.address, "kvasir", 0.0)
+        assert spans is not None
+        edge = await start(spans=spans)
+        edge.router.script = apart
+        well = await edge.post(CHAT, BODY)
+        edge.router.script = lambda stream: stream.fail(CapacityError("full"))
+        failed = await edge.post(CHAT, BODY)
+        await asyncio.to_thread(spans.close)
+        assert well.headers["traceparent"].endswith("-00")
+        assert receiver.of_trace(well.headers["traceparent"][3:35]) == {}
+        found = receiver.of_trace(failed.headers["traceparent"][3:35])
+        assert {"request", "admit", "queue"} <= set(found)
+        assert found["request"].span_id.hex() == failed.headers["traceparent"][36:52]
+    assert edge.router.streams[-1].request.trace_context == f"{failed.headers['traceparent']} kvasir=tail"
+
+
+async def test_exemplars_are_shown_to_those_who_ask_for_openmetrics(start: Any) -> None:
+    _, spans = recorder()
+    edge = await start(spans=spans, deployed={"telemetry": TelemetrySpec(exemplars=True)})
+    edge.router.script = apart
+    await edge.post(CHAT, BODY, PARENT)
+    asked = "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\n"
+    shown = await edge.get("/metrics", asked)
+    assert shown.headers["content-type"].startswith("application/openmetrics-text")
+    assert f'# {{trace_id="{TRACE}"}}' in shown.body.decode()
+    assert shown.body.endswith(b"# EOF\n")
+    plain = await edge.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert TRACE not in plain.body.decode()
 
 
 async def test_without_a_collector_no_span_is_made(edge: Any, made: list[str]) -> None:

@@ -16,13 +16,14 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from kvasir.core import errors
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
-from kvasir.core.requests import EngineLoad, Usage
+from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.telemetry.logs import JsonFormatter
-from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.metrics import Metrics, trace_id_of
 from kvasir.telemetry.reasons import REASONS, http_status, markdown_table, outcome_label, with_table
 from kvasir.telemetry.spans import SpanRecorder, TraceContext, otlp_recorder
 
@@ -175,6 +176,57 @@ def test_a_client_that_does_not_sample_its_trace_is_not_sampled_here() -> None:
     assert trace.own.endswith("-00")
     assert exporter.get_finished_spans() == ()
     recorder.close()
+
+
+SLOW = replace(SUMMARY, slo=SloClass("chat", ttft_s=0.1, itl_s=1.0))
+
+
+@pytest.mark.parametrize(
+    ("ended", "parent", "written"),
+    [
+        (SUMMARY, "", False),
+        (SLOW, "", True),
+        (replace(SUMMARY, outcome="worker_lost"), "", True),
+        (SLOW, f"00-{TRACE}-{SPAN}-00", False),
+        (SUMMARY, PARENT, True),
+    ],
+    ids=["quick", "slow", "failed", "the client samples not", "the client samples"],
+)
+def test_under_tail_sampling_slow_and_failed_calls_are_recorded(
+    ended: RequestSummary, parent: str, written: bool
+) -> None:
+    exporter = InMemorySpanExporter()
+    recorder = SpanRecorder(
+        SimpleSpanProcessor(exporter), "kvasir", lambda: 10**12, random.Random(7), share=0.0
+    )
+    trace = recorder.begin(parent)
+    recorder.record(trace, [ended], now_s=12.0, admitted_s=10.1)
+    assert bool(exporter.get_finished_spans()) is written
+    assert trace.onward.endswith("-00 kvasir=tail") is (parent == "")
+    roots = [span for span in exporter.get_finished_spans() if span.name == "request"]
+    assert all(span.context and f"{span.context.span_id:016x}" == trace.own[36:52] for span in roots)
+    traced = replace(ended, trace_context=trace.onward)
+    assert trace_id_of(traced) == (trace.own[3:35] if written else "")
+    recorder.close()
+
+
+def test_a_share_of_traces_is_recorded_whole() -> None:
+    recorder = SpanRecorder(
+        SimpleSpanProcessor(InMemorySpanExporter()), "kvasir", rng=random.Random(7), share=0.25
+    )
+    whole = sum(recorder.begin().own.endswith("-01") for _ in range(400))
+    assert 70 < whole < 130
+    recorder.close()
+
+
+def test_latencies_show_the_trace_of_a_request_as_openmetrics() -> None:
+    made = metrics()
+    made.request_finished(replace(SUMMARY, trace_context=PARENT))
+    exposed = made.render_openmetrics().decode()
+    families = text_string_to_metric_families(exposed)  # type: ignore[no-untyped-call]
+    (family,) = [each for each in families if "first_token" in each.name]
+    assert {sample.exemplar.labels["trace_id"] for sample in family.samples if sample.exemplar} == {TRACE}
+    assert TRACE not in made.render().decode()
 
 
 def test_a_request_that_never_was_routed_has_only_its_queue() -> None:

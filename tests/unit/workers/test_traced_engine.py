@@ -115,3 +115,23 @@ async def test_a_refused_second_leg_of_a_name_does_not_end_the_first(worker: Wor
     assert worker.spans() == {}
     worker.end()
     assert "leg.decode" in worker.spans()
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "fields", "written"),
+    [
+        (1.0, {}, False),
+        (9.0, {}, True),
+        (1.0, {"finish": FinishReason.ERROR, "error": "engine_dead"}, True),
+    ],
+    ids=["quick", "slow", "failed"],
+)
+async def test_under_tail_sampling_slow_and_failed_legs_are_recorded(
+    worker: Worker, elapsed_s: float, fields: dict[str, Any], written: bool
+) -> None:
+    worker.submit(trace=f"00-{TRACE}-{CALL}-00 kvasir=tail")
+    worker.clock.at += elapsed_s
+    worker.end(usage=Usage(prompt_tokens=3, output_tokens=9), **fields)
+    spans = worker.spans()
+    assert ("leg.decode" in spans) is written
+    assert all(span.context and f"{span.context.trace_id:032x}" == TRACE for span in spans.values())

@@ -246,6 +246,12 @@ class TelemetrySpec(Spec):
 
     otlp_endpoint: str | None = None
     """gRPC address of an OpenTelemetry collector, `host:port` or `http(s)://host:port`. Unset: no traces."""
+    trace_share: float = Field(default=1.0, ge=0, le=1)
+    """Fraction of traces begun here that are recorded whole. Of the others, calls that fail or miss their SLO
+    are recorded when they have ended. A client's own trace is recorded as the client says."""
+    exemplars: bool = False
+    """Show ids of traces at latencies, to a Prometheus that asks /metrics for OpenMetrics. Only without edge
+    processes (`gateway.edges: 0`)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("otlp_endpoint")

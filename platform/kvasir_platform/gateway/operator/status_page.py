@@ -17,7 +17,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.core.kv import KvStatus
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort, WorkerView
-from kvasir.telemetry.metrics import CONTENT_TYPE, Metrics
+from kvasir.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, Metrics
 from kvasir.wire.tls import certificates_in, read_pem
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
@@ -61,8 +61,13 @@ class StatusPages:
         }
 
     def metrics(self, exchange: Exchange) -> None:
-        """GET /metrics, in Prometheus' text format."""
-        exchange.respond(200, self.figures(), CONTENT_TYPE)
+        """GET /metrics in Prometheus' text format, or as OpenMetrics if exemplars are on and asked for."""
+        asked = OPENMETRICS in exchange.request.headers.get(b"accept", b"")
+        if asked and self._deployment.telemetry.exemplars:
+            self._metrics.workers(self._router.workers())
+            exchange.respond(200, self._metrics.render_openmetrics(), OPENMETRICS_TYPE)
+        else:
+            exchange.respond(200, self.figures(), CONTENT_TYPE)
 
     def figures(self) -> bytes:
         """Return the metrics of this process."""
