@@ -76,6 +76,12 @@ def make_machine(
         hash_blocks=hash_blocks,
         expected_output_tokens=deployment.gateway.default_max_tokens,
         index_modes={pool.name: IndexMode(pool.kv_index) for pool in deployment.pools},
+        policies={
+            rule.policy: make_policy(rule.policy, deployment.disaggregation, rng)
+            for route in deployment.routes
+            for rule in route.rules
+            if rule.policy is not None
+        },
         decisions=decisions,
         health=routing.health,
         gap=RoleGap(routing.cross_role_after_s, on_gap),
@@ -137,6 +143,7 @@ def make_routers(
     clock: Clock,
     rng: Rng,
     router_id: str,
+    on_summary: Callable[[RequestSummary], None] = unobserved,
     on_decision: Callable[[float], None] = unobserved,
     profile: CalibratedProfile | None = None,
     fast_path: bool = True,
@@ -157,10 +164,11 @@ def make_routers(
             clock=clock,
             rng=rng,
             router_id=f"{router_id}-{number}" if several else router_id,
+            on_summary=on_summary,
             on_decision=on_decision,
             profile=profile,
             fast_path=fast_path,
-            taken=frozenset(deployment.served_names()),
+            taken=frozenset((*deployment.served_names(), *(route.name for route in deployment.routes))),
             recordings=recordings,
         )
         for number, view in enumerate(views)

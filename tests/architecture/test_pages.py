@@ -22,6 +22,7 @@ from kvasir.native import TreeStats
 from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, RegretView, WorkerView
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import OK, REASONS
+from kvasir.telemetry.route_series import RolloutStats
 from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, TenantUsage
 from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.cli.main import parser
@@ -44,6 +45,7 @@ def every_series() -> set[str]:
     metrics.track_index(lambda: TreeStats(*[0] * 9))
     metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))
     metrics.track_regret(lambda: {"m": RegretView(causes={"queue": 0.0})})
+    metrics.track_rollouts(lambda: {"chat": RolloutStats(0.05, {"itl": 0.0})})
     metrics.track_links(lambda: {"m": {LinkClass.RACK: LinkTransfers()}})
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, applied=True)}, lambda: 0.0)

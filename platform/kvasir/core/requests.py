@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvasir.core.kv import KvBatch, TierLoad
 from kvasir.core.values import value
@@ -339,6 +340,14 @@ class SloClass:
 DEFAULT_SLO = SloClass("default", ttft_s=2.0, itl_s=0.1)
 
 
+class RouteArm(NamedTuple):
+    """The route that a client named, and the arm of it that answers: a model or an adapter, by its served
+    name."""
+
+    route: str
+    arm: str
+
+
 def _no_blocks() -> array[int]:
     return array("Q")
 
@@ -351,7 +360,8 @@ class Request:
     `block_hashes` are the names of the prompt's whole blocks as array('Q'), empty while unknown. `session` is
     the client's name for a group of requests, "" for none. `tenant` is charged for the request, "" for none.
     Smaller values of `priority` run sooner. `trace_context` is a W3C traceparent, followed by a space and the
-    tracestate if there is one.
+    tracestate if there is one. `route_arm` is None if the client named a model. `policy` is the routing
+    policy that places it, "" for that of the deployment.
     """
 
     request_id: str
@@ -370,3 +380,5 @@ class Request:
     task: Task = Task.GENERATE
     parsing: OutputParsing | None = None
     tenant: str = ""
+    route_arm: RouteArm | None = None
+    policy: str = ""

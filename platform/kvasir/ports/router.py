@@ -13,7 +13,7 @@ from kvasir.core.adapters import HeldAdapter
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
-from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, Role, SloClass, Usage
+from kvasir.core.requests import DEFAULT_SLO, Delta, EngineLoad, Request, Role, RouteArm, SloClass, Usage
 from kvasir.core.values import value
 from kvasir.ports.recordings import RecordingPort
 
@@ -60,6 +60,7 @@ class RequestSummary:
     pulled_s: float = 0.0
     finish: str = ""
     tenant: str = ""
+    route_arm: RouteArm | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -13,11 +13,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from kvasir.core.demand import PoolPlan
+from kvasir.core.requests import RouteArm
 from kvasir.ports.router import Accounting, AdmissionView, RegretView, RequestSummary, WorkerView
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.missed_slo import slo_miss
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
+from kvasir.telemetry.route_series import ROLLOUTS, RolloutStats, RouteSeries
 from kvasir.telemetry.router_series import (
     ACCOUNTING,
     ADMISSION,
@@ -133,6 +135,8 @@ class Metrics:
         text = "Requests that missed their SLO, by the promise that they broke first and what took most time"
         self._missed = self._counter("slo_missed_requests", text, "slo", "promise", "cause")
         self._filtered = self._counter("output_filter_acts", "Actions of output filters", "filter", "act")
+        self._routes = RouteSeries(self._counter, self._histogram, self._child)
+        self._rollouts = self._collector(ROLLOUTS)
         self._in_flight = self._gauge("requests_in_flight", "Requests in flight")
         self._queued = self._gauge("requests_queued", "Requests queued for a worker")
 
@@ -190,6 +194,10 @@ class Metrics:
         """Read queues, pressure and brown-out by model from `read` at every scrape."""
         self._admission.read = read
 
+    def track_rollouts(self, read: Callable[[], Mapping[str, RolloutStats]]) -> None:
+        """Read the rollouts of canaries, by route, from `read` at every scrape."""
+        self._rollouts.read = read
+
     def scaling(self) -> ScalingStats | None:
         """Return the pool sizes that are tracked; None without a planner."""
         return None if self._scaling.read is None else self._scaling.read()
@@ -225,6 +233,8 @@ class Metrics:
         self._child(self._requests, model, outcome_label(summary.outcome)).inc()
         self._durations(model, summary)
         self._quality(model, summary)
+        if summary.route_arm is not None:
+            self._routes.finished(summary, summary.route_arm)
         for family, read in self._amounts:
             if amount := read(summary):
                 self._child(family, model).inc(amount)
@@ -237,6 +247,15 @@ class Metrics:
         """Count an action of the output filter `name`: `redacted`, `ended`, `released_at_bound`,
         `ended_at_bound`, or, if its classifier did not answer, `failed_open` or `failed_closed`."""
         self._child(self._filtered, name, act).inc()
+
+    def route_fell_back(self, given_up: RouteArm) -> None:
+        """Count a request that another model of the route takes over from this arm."""
+        self._routes.fell_back(given_up)
+
+    def shadowed(self, arm: RouteArm, outcome: str, summary: RequestSummary | None = None) -> None:
+        """Count a copy of a request for the shadow of a route: `equal`, `different`, `sampled`, `unmatched`,
+        `failed` or `dropped`."""
+        self._routes.shadowed(arm, outcome, summary)
 
     def workers(self, views: Iterable[WorkerView]) -> None:
         """Replace the views of all workers. The series of a worker that is not in `views` end."""

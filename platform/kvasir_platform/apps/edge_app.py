@@ -54,7 +54,13 @@ async def _serve(deployment: Deployment, welcome: EdgeWelcome, link: CoreLink, c
     addresses = welcome.addresses
     metrics = make_metrics(deployment)
     core = RemoteCore(
-        link.router, link.limits, link.responses, link.names, welcome.cache_secret, link.pages.show
+        link.router,
+        link.limits,
+        link.responses,
+        link.names,
+        welcome.cache_secret,
+        link.pages.show,
+        link.router.shares,
     )
     gateway = make_gateway(deployment, core, clock, metrics, make_models(deployment))
     link.figures = metrics.render

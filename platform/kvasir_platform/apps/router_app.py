@@ -13,6 +13,7 @@ import logging
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from uuid import uuid4
@@ -30,6 +31,7 @@ from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.telemetry.logs import configure_logging
+from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.apps.common.peer_tls import router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.calibrate.files import read_profile
@@ -38,11 +40,14 @@ from kvasir_platform.edge.edges import Edges, edge_count
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.prompt.golden import edge_golden
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
+from kvasir_platform.gateway.traffic.rollouts import Rollouts, make_rollouts
 from kvasir_platform.planner.link import PlannerLink
 from kvasir_platform.planner.rpc import PlannerClient
 from kvasir_router.build import EdgeFacts, make_routers
+from kvasir_router.mux import RouterMux
 from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer
 from kvasir_router.sessions.static_discovery import StaticDiscovery
+from kvasir_router.shell import Router, unobserved
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +107,7 @@ async def serve(
     discovery = build_discovery(deployment, ray_address, clock)
     router_id = f"router-{uuid4().hex[:8]}"
     stated = deployment.performance.profile
+    rollouts = make_rollouts(deployment, clock, time.time)
     router = make_routers(
         deployment,
         edge_facts(deployment, models),
@@ -110,22 +116,17 @@ async def serve(
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
         router_id=router_id,
+        on_summary=unobserved if rollouts is None else rollouts.ended,
         on_decision=metrics.decided,
         profile=None if stated is None else read_profile(Path(stated)),
         fast_path=fast_path,
     )
-    metrics.track_queued(lambda: router.queued)
-    metrics.track_index(router.index_stats)
-    metrics.track_accounting(router.accounting)
-    metrics.track_links(router.link_transfers)
-    metrics.track_regret(router.regret)
-    metrics.track_admission(router.admission)
-    metrics.track_discovery(discovery.stale_s)
+    _track(metrics, router, discovery)
     edges = edge_count(deployment.gateway.edges, usable_cpus())
     gateway = (
-        Edges(edges, deployment, router, clock=clock, metrics=metrics, models=models)
+        Edges(edges, deployment, router, clock=clock, metrics=metrics, models=models, rollouts=rollouts)
         if edges
-        else make_gateway(deployment, router, clock, metrics, models)
+        else make_gateway(deployment, router, clock, metrics, models, rollouts=rollouts)
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -140,6 +141,7 @@ async def serve(
         gateway.stop()
 
     routing.add_done_callback(ended)
+    rolling = _rolling(rollouts, metrics)
     planning = asyncio.create_task(asyncio.sleep(0), name="no planner")
     if teller is not None:
         link = PlannerLink(router, teller, clock, router_id)
@@ -154,12 +156,40 @@ async def serve(
         ) from error
     finally:
         planning.cancel()
+        rolling.cancel()
+        await asyncio.wait([rolling])
         if teller is not None:
             await teller.close()
         await discovery.close()
         await router.close()
     await routing
     return 0
+
+
+def _track(metrics: Metrics, router: Router | RouterMux, discovery: Discovery) -> None:
+    """Have the metrics read the router's figures."""
+    metrics.track_queued(lambda: router.queued)
+    metrics.track_index(router.index_stats)
+    metrics.track_accounting(router.accounting)
+    metrics.track_links(router.link_transfers)
+    metrics.track_regret(router.regret)
+    metrics.track_admission(router.admission)
+    metrics.track_discovery(discovery.stale_s)
+
+
+def _rolling(rollouts: Rollouts | None, metrics: Metrics) -> asyncio.Task[None]:
+    """Return the task that keeps rollouts up to date, one that has ended without any."""
+    if rollouts is None:
+        return asyncio.create_task(asyncio.sleep(0), name="no rollouts")
+    metrics.track_rollouts(rollouts.stats)
+    task = asyncio.create_task(rollouts.run(), name="rollouts")
+    task.add_done_callback(_on_rollouts_ended)
+    return task
+
+
+def _on_rollouts_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the rollouts have failed; shares of canaries stay as they are: %r", error)
 
 
 def _teller(planner: str | None, token: str | None) -> PlannerClient | None:

@@ -25,6 +25,7 @@ examples:
   kvasir bench http://HOST:8000              load any OpenAI-compatible endpoint, and measure it
   kvasir batch submit requests.jsonl         run requests in capacity that others leave
   kvasir lora load NAME SOURCE               serve a LoRA adapter, without a restart
+  kvasir rollout start ROUTE                 try a canary, which is promoted or rolled back by itself
   kvasir record traffic.jsonl                what arrives, how it goes and why, for replays; no content
   kvasir keys create --tenant research       an API key for a client
   kvasir down                                stop it, from any terminal

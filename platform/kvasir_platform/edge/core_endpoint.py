@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,7 +49,8 @@ MAX_WAITING_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CoreParts:
-    """The parts of the core that all edges share. `now` reads the clock that all processes share."""
+    """The parts of the core that all edges share. `now` reads the clock that all processes share, `shares`
+    the share of each canary."""
 
     router: RequestPort
     limits: RateLimits
@@ -58,6 +59,7 @@ class CoreParts:
     pages: CorePages
     figures: EdgeMetrics
     now: Callable[[], float]
+    shares: Callable[[], Mapping[str, float]] = dict
 
 
 class CoreEndpoint:
@@ -227,7 +229,7 @@ class CoreEndpoint:
 
     def _show(self, page: PageResponse) -> None:
         # A client that was answered that an adapter is loaded may use it at once, at the same edge.
-        self.send_status(core_status_of(self._core.router))
+        self.send_status(core_status_of(self._core.router, self._core.shares()))
         self._say().shown.append(page)
 
     def _found(self, found: ResponseFound) -> None:

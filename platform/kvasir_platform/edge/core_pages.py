@@ -18,6 +18,7 @@ from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.prefixes_page import PREFIXES
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
 from kvasir_platform.gateway.operator.requests_page import REQUESTS
+from kvasir_platform.gateway.operator.rollouts_page import ROLLOUTS
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ class PageRenderer(Protocol):
 
 class CorePages:
     """Serves page requests of edges. `status`, `requests` and `prefixes` render the pages of that name;
-    `adapters` loads and unloads them; `decision`, `recording`, `drain` and `undrain` are for paths that end
-    with a name."""
+    `adapters` loads and unloads them, `rollouts` shows and orders those; `decision`, `recording`, `drain` and
+    `undrain` are for paths that end with a name."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class CorePages:
         recording: PageRenderer,
         requests: PageRenderer,
         prefixes: PageRenderer,
+        rollouts: PageRenderer,
     ) -> None:
         self._figures = figures
         self._named = {
@@ -59,6 +61,7 @@ class CorePages:
         self._drain = drain
         self._undrain = undrain
         self._recording = recording
+        self._rollouts = rollouts
 
     def show(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
         """Call `then` once with the page, or with the error."""
@@ -87,6 +90,8 @@ class CorePages:
             return self._decision
         if path.startswith(RECORDINGS):
             return self._recording
+        if path.startswith(ROLLOUTS):
+            return self._rollouts
         if path.startswith(WORKERS) and path.endswith(DRAIN):
             return self._drain
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvasir.ports.router import RequestPort
 from kvasir_platform.edge.frames import CoreStatus
 
@@ -9,8 +11,8 @@ TELL_S = 0.05
 """How old an edge's view may be."""
 
 
-def core_status_of(router: RequestPort) -> CoreStatus:
-    """Return the current status."""
+def core_status_of(router: RequestPort, shares: Mapping[str, float]) -> CoreStatus:
+    """Return the current status. `shares` are those of canaries, by route."""
     models = router.not_ready_models()
     brownouts = {model: router.brownout(model) for model in models}
     return CoreStatus(
@@ -19,4 +21,5 @@ def core_status_of(router: RequestPort) -> CoreStatus:
         models,
         {model: view for model, view in brownouts.items() if view.level},
         dict(router.adapters.served()),
+        dict(shares),
     )

@@ -30,11 +30,14 @@ from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.prefixes_page import PrefixPages
 from kvasir_platform.gateway.operator.recordings import RecordingPages
 from kvasir_platform.gateway.operator.requests_page import RequestPages
+from kvasir_platform.gateway.operator.rollouts_page import RolloutPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
 from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
 from kvasir_platform.gateway.tenants.salts import salt_secret
+from kvasir_platform.gateway.traffic.choice import primary_models
+from kvasir_platform.gateway.traffic.rollouts import CountedRequests, Rollouts
 
 EDGE_COMMAND = (sys.executable, "-m", "kvasir_platform.apps.edge_app")
 
@@ -57,7 +60,8 @@ def edge_count(wanted: int | None, cpus: float) -> int:
 
 class Edges:
     """`count` edge processes of `deployment` in front of `router`. `models` are read, then closed, since the
-    core tokenizes nothing. `serve` until `stop`, as a Gateway."""
+    core tokenizes nothing. `rollouts` are those of the spec's canaries. `serve` until `stop`, as a
+    Gateway."""
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Edges:
         clock: Clock,
         metrics: Metrics,
         models: ModelTable,
+        rollouts: Rollouts | None = None,
         command: Sequence[str] = EDGE_COMMAND,
         patience: RestartLimits | None = None,
     ) -> None:
@@ -81,6 +86,7 @@ class Edges:
         self._limits = limits = make_limits(deployment.tenancy.redis, clock, random.SystemRandom())
         metrics.track_tenants(lambda: TenantStats((), limits_state(limits)))
         models.loaded = router.adapters
+        models.routes = primary_models(deployment.routes)
         names = RequestNames(deployment.routing.decision_records)
         pages = StatusPages(
             deployment,
@@ -90,12 +96,13 @@ class Edges:
             clock,
             in_flight=self._in_flight,
             draining=self._stop.is_set,
+            rollouts=rollouts,
         )
         models.close()
         decisions, drains = DecisionPages(router, names), DrainPages(router)
         figures = EdgeMetrics(pages.figures)
         self._core = CoreParts(
-            router=router,
+            router=router if rollouts is None else CountedRequests(router, rollouts),
             limits=limits,
             responses=MemoryResponses(deployment.gateway.responses, clock.now),
             names=names,
@@ -109,9 +116,11 @@ class Edges:
                 recording=RecordingPages(router.recordings).read,
                 requests=RequestPages(router, clock).requests,
                 prefixes=PrefixPages(router).prefixes,
+                rollouts=RolloutPages(rollouts).serve,
             ),
             figures=figures,
             now=clock.now,
+            shares=dict if rollouts is None else rollouts.shares,
         )
 
     async def serve(self, listen: None, on_started: Callable[[str, int], None]) -> None:

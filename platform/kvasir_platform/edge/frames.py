@@ -140,14 +140,15 @@ class ResponseFound(msgspec.Struct, frozen=True, array_like=True):
 
 class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
     """The state of admission: the reason why clients may not send requests (None: they may), the reason why
-    no request could be served immediately, in total and per model, the brown-out of each model, and the
-    adapters that were loaded at run time."""
+    no request could be served immediately, in total and per model, the brown-out of each model, the adapters
+    that were loaded at run time, and the share of each canary by route."""
 
     refusing: str | None
     missing: str | None
     missing_by_model: dict[str, str | None]
     brownouts: dict[str, BrownoutView]
     adapters: dict[str, ServedAdapter] = {}
+    shares: dict[str, float] = {}
 
 
 class EdgeWelcome(msgspec.Struct, frozen=True, array_like=True):

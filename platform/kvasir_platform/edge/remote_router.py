@@ -100,6 +100,10 @@ class RemoteRouter:
         """See RequestPort."""
         return dict(self._core_status.missing_by_model)
 
+    def shares(self) -> Mapping[str, float]:
+        """Return the share of each canary, by route."""
+        return self._core_status.shares
+
     # -- the link's side
 
     def heard(self, frame: ToEdge) -> None:
@@ -191,6 +195,7 @@ def ended_badly(request: Request, code: str, now: float, *, refused: bool = Fals
         trace_context=request.trace_context,
         slo=request.slo,
         refused=refused,
+        route_arm=request.route_arm,
     )
 
 

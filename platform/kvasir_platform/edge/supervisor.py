@@ -216,7 +216,7 @@ class EdgeSupervisor:
         beats = itertools.count(1)
         beat_s = self._clock.now()
         while True:
-            core_status = core_status_of(self._core.router)
+            core_status = core_status_of(self._core.router, self._core.shares())
             for edge in self.edges:
                 edge.end.send_status(core_status)
             if self._clock.now() >= beat_s:

@@ -17,8 +17,7 @@ from kvasir.ports.responses import ResponseStore
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
-from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, wants_anthropic, with_bearer
-from kvasir_platform.gateway.anthropic.errors import ANTHROPIC_ERRORS
+from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, error_format, with_bearer
 from kvasir_platform.gateway.batches.schema import FILES
 from kvasir_platform.gateway.batches.service import BatchService
 from kvasir_platform.gateway.catalog.models import ModelTable
@@ -26,7 +25,7 @@ from kvasir_platform.gateway.console.shared_page import KEPT_S, SURVEYED_S, Shar
 from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES, ConsoleSite
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http.cors import Cors
-from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat, MethodNotAllowed
+from kvasir_platform.gateway.http.errors import MethodNotAllowed
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.listener import Listen, Listener
 from kvasir_platform.gateway.http.request_head import HEALTH_LIVE, HEALTH_READY, METHODS, check_media_type
@@ -49,6 +48,7 @@ from kvasir_platform.gateway.operator.pages import MODELS, Pages
 from kvasir_platform.gateway.operator.prefixes_page import PREFIXES
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
 from kvasir_platform.gateway.operator.requests_page import REQUESTS
+from kvasir_platform.gateway.operator.rollouts_page import ROLLOUTS
 from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.embedding_api import EmbeddingApi
@@ -61,6 +61,8 @@ from kvasir_platform.gateway.serving.tokenize_api import TextApi
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.callers import Callers
 from kvasir_platform.gateway.tenants.prefix_prompts import shared_prefixes
+from kvasir_platform.gateway.traffic.rollouts import Rollouts
+from kvasir_platform.gateway.traffic.setup import counted, traffic_parts
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[Exchange], None]
@@ -93,6 +95,7 @@ class Gateway:
         *,
         callers: Callers,
         filters: OutputFilters,
+        rollouts: Rollouts | None = None,
         spans: SpanRecorder | None = None,
         rng: Rng | None = None,
         wall: Callable[[], float] = time.time,
@@ -110,10 +113,10 @@ class Gateway:
         self._filters = filters
         self._cors = Cors(spec.cors, open_to_all=not spec.authenticates)
         if isinstance(router, RemoteCore):
-            requests, self._operate = router.router, remote_operators(router)
+            requests, shares, self._operate = router.router, router.shares, remote_operators(router)
             stored: ResponseStore = router.responses
         else:
-            requests = router
+            requests, shares = counted(router, rollouts)
             stored = MemoryResponses(spec.responses, clock.now)
             self._operate = operators_here(
                 deployment,
@@ -123,8 +126,12 @@ class Gateway:
                 clock,
                 in_flight=self._in_flight,
                 draining=self._stop.is_set,
+                rollouts=rollouts,
             )
         models.loaded = requests.adapters
+        traffic = traffic_parts(
+            deployment, models, requests, shares, metrics=metrics, clock=clock, suffix=self._suffix
+        )
         self._errors = ErrorAnswers(metrics)
         context = GatewayContext(
             deployment,
@@ -139,6 +146,7 @@ class Gateway:
             wall,
             self._suffix,
             shared_prefixes(deployment, models),
+            traffic,
         )
         self._api = GenerateApi(context)
         self._responses = ResponsesApi(context, self._api, stored)
@@ -172,6 +180,7 @@ class Gateway:
             MODELS + "/": ("GET", _either_key(self._callers_own(self._pages.model, None))),
             DECISIONS: ("GET", self._operators(self._operate.decision)),
             RECORDINGS: ("POST", self._operators(self._operate.recording, OPERATE_SCOPES)),
+            ROLLOUTS + "/": ("POST", self._operators(self._operate.rollouts, OPERATE_SCOPES)),
             CONSOLE_FILES: ("GET", _everyones(self._console.serve)),
         }
         self._listener: Listener | None = None
@@ -186,7 +195,7 @@ class Gateway:
             handler=self._handle,
             early=self._admit,
             cors=self._cors,
-            errors=_error_format,
+            errors=error_format,
             on_refused=lambda error: self._metrics.request_refused(error.code),
             new_id=self._new_id,
             now=self._clock.now,
@@ -265,6 +274,7 @@ class Gateway:
             REQUESTS: ("GET", self._operators(operate.requests)),
             LOAD: ("POST", self._operators(operate.adapters, OPERATE_SCOPES)),
             UNLOAD: ("POST", self._operators(operate.adapters, OPERATE_SCOPES)),
+            ROLLOUTS: ("GET", self._operators(operate.rollouts)),
             OPENAPI: ("GET", _everyones(openapi_page)),
         }
 
@@ -384,11 +394,6 @@ class Gateway:
 
     def _suffix(self) -> str:
         return f"{self._rng.getrandbits(32):08x}"
-
-
-def _error_format(path: str, headers: Mapping[bytes, bytes]) -> ErrorFormat:
-    """Return the form of errors that the client of a request understands."""
-    return ANTHROPIC_ERRORS if wants_anthropic(path, headers) else OPENAI_ERRORS
 
 
 def _either_key(admit: _Admit) -> _Admit:

@@ -26,6 +26,7 @@ from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer, Tokenize
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.tenants.callers import make_callers
 from kvasir_platform.gateway.tenants.salts import salt_secret
+from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
 
 def make_metrics(deployment: Deployment, registry: CollectorRegistry | None = None) -> Metrics:
@@ -62,9 +63,11 @@ def make_gateway(
     models: ModelTable | None = None,
     *,
     spans: SpanRecorder | None = None,
+    rollouts: Rollouts | None = None,
 ) -> Gateway:
-    """Return a gateway in front of `router`. `clock` is the clock of the router's timestamps. Raise
-    ConfigError if files of models, API keys or filters cannot be read."""
+    """Return a gateway in front of `router`. `rollouts` are those of the spec's canaries. `clock` is the
+    clock of the router's timestamps. Raise ConfigError if files of models, API keys or filters cannot be
+    read."""
     metrics = make_metrics(deployment) if metrics is None else metrics
     rng = random.SystemRandom()
     far = router if isinstance(router, RemoteCore) else None
@@ -83,6 +86,7 @@ def make_gateway(
             secret=salt_secret(deployment) if far is None else far.cache_secret,
             limits=None if far is None else far.limits,
         ),
+        rollouts=rollouts,
         filters=output_filters(deployment.output_filters, metrics, now=clock.now, rng=rng),
         spans=_spans(deployment) if spans is None else spans,
     )

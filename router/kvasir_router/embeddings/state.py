@@ -69,6 +69,7 @@ class EmbeddingRequestState:
             slo=request.slo,
             brownout=self.brownout,
             tenant=request.tenant,
+            route_arm=request.route_arm,
         )
 
     def view(self, now: float) -> RunningView:

@@ -51,11 +51,12 @@ About = Callable[[str], tuple[str, str]]
 
 class Decided(NamedTuple):
     """Arrival and decision of a request on the router's clock, and the duration of the decision in seconds of
-    the stopwatch."""
+    the stopwatch. `policy` is the one that the request named, "" for that of the deployment."""
 
     arrival_s: float
     now_s: float
     took_s: float
+    policy: str = ""
 
 
 class DecisionEntry:
@@ -182,7 +183,7 @@ def record_of(request_id: str, policy: str, entry: DecisionEntry) -> DecisionRec
     well = summary is not None and summary.outcome == OK
     return DecisionRecord(
         request_id=request_id,
-        policy=policy,
+        policy=decided.policy or policy,
         reason=plan.reason,
         mode=plan.mode,
         decided_s=decided.now_s,

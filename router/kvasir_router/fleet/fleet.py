@@ -37,7 +37,8 @@ class Fleet:
     """Workers, their accounted work, their caches and their costs.
 
     `hash_blocks(request, block_size)` returns the hashes of the prompt's whole blocks as array('Q'), for
-    requests without hashes. `index_modes` are by pool, with HYBRID as the default.
+    requests without hashes. `index_modes` are by pool, with HYBRID as the default. `policies` are those that
+    requests can name.
     `decisions` records every plan, and `decided_s` is the duration of the last decision. `received` counts
     transfers, `eased` events that may have made room, and `changed` the changes of the serving workers.
     `gap` is the gap in its roles.
@@ -52,6 +53,7 @@ class Fleet:
         hash_blocks: HashBlocks,
         expected_output_tokens: int,
         index_modes: Mapping[str, IndexMode] | None = None,
+        policies: Mapping[str, RoutingPolicy] | None = None,
         decisions: DecisionLog | None = None,
         health: HealthSpec | None = None,
         gap: RoleGap | None = None,
@@ -60,6 +62,7 @@ class Fleet:
         self.index = index
         self.health = FleetHealth(health or HealthSpec())
         self._policy = policy
+        self._policies = policies or {}
         self._rates = rates
         self._hash_blocks = hash_blocks
         self._expected_output_tokens = expected_output_tokens
@@ -220,17 +223,18 @@ class Fleet:
             session=request.session,
             single_worker=any_role or request.sampling.prompt_logprobs is not None,
         )
+        policy = self._policies.get(request.policy, self._policy) if request.policy else self._policy
         unwell = self.health.avoided(now)
         depths = self.index.match(names)
         for selection in self._selections.of(request, frozenset(avoid), unwell, prefilled_on):
             source = None if prefilled_on is None else selection.targets.index(prefilled_on)
             candidates = selection.candidates(depths, view.prompt_tokens, now, source)
-            plan = self._policy.decide(view, candidates, now)
+            plan = policy.decide(view, candidates, now)
             if plan is not None:
                 plan = replace(plan, reason=CROSS_ROLE) if any_role else plan
                 if log is not None:
                     self.decided_s = log.stopwatch() - began
-                    decided = Decided(request.arrival_s, now, self.decided_s)
+                    decided = Decided(request.arrival_s, now, self.decided_s, request.policy)
                     log.decided(view, candidates, plan, decided, self._about)
                 return plan
         return None

@@ -296,6 +296,7 @@ class RequestState:
             pulled_s=self.beyond_prefill(timings).transfer_s,
             finish=self.finish,
             tenant=request.tenant,
+            route_arm=request.route_arm,
         )
 
     def view(self, now: float) -> RunningView:

@@ -92,6 +92,7 @@ def core_parts(
             recording=page,
             requests=page,
             prefixes=page,
+            rollouts=page,
         ),
         figures=figures,
         now=clock.now,
@@ -120,7 +121,7 @@ async def linked(
     link = CoreLink(MonotonicClock(), fast_path=fast_path)
     await end.connect(ours, WELCOME)
     await link.connect(theirs)
-    end.send_status(core_status_of(core.router))
+    end.send_status(core_status_of(core.router, core.shares()))
     frames: list[ToEdge] = []
     receive = link._pipe._receive
 

@@ -30,6 +30,10 @@ from kvasir.ports.router import (
 )
 
 
+def _unobserved(_summary: RequestSummary) -> None:
+    """Does nothing."""
+
+
 @dataclass
 class ScriptedStream:
     """One request that the gateway submitted, with methods to answer it."""
@@ -37,6 +41,7 @@ class ScriptedStream:
     request: Request
     sink: StreamSink
     clock: Clock
+    on_summary: Callable[[RequestSummary], None] = _unobserved
     live: bool = True
     sent: int = 0
     first_s: float | None = None
@@ -100,13 +105,17 @@ class ScriptedStream:
         """End the request successfully, after a transfer of `moved_bytes` that took `transfer_s` seconds."""
         if self.live:
             self.live = False
-            self.sink.on_finish(self.summary("ok", cached, moved_bytes, transfer_s))
+            summary = self.summary("ok", cached, moved_bytes, transfer_s)
+            self.sink.on_finish(summary)
+            self.on_summary(summary)
 
     def fail(self, error: KvasirError) -> None:
         """End the request with `error`."""
         if self.live:
             self.live = False
-            self.sink.on_error(error, self.summary(error.code, 0))
+            summary = self.summary(error.code, 0)
+            self.sink.on_error(error, summary)
+            self.on_summary(summary)
 
     def view(self) -> RunningView:
         """The request as of now."""
@@ -139,6 +148,7 @@ class ScriptedStream:
             trace_context=self.request.trace_context,
             slo=self.request.slo,
             tenant=self.request.tenant,
+            route_arm=self.request.route_arm,
         )
 
 
@@ -183,13 +193,15 @@ class ScriptedRecordings:
 
 
 class ScriptedRouter:
-    """RouterPort for tests. `script`, if set, answers each request in the next iteration of the loop."""
+    """RouterPort for tests. `script`, if set, answers each request in the next iteration of the loop;
+    `on_summary` is called with the summary of each that has ended."""
 
     def __init__(self, clock: Clock, script: Callable[[ScriptedStream], None] | None = None) -> None:
         self._clock = clock
         self._submitted = asyncio.Event()
         self._cancelled = asyncio.Event()
         self.script = script
+        self.on_summary: Callable[[RequestSummary], None] = _unobserved
         self.streams: list[ScriptedStream] = []
         self.cancelled: list[str] = []
         self.browned_out = NO_BROWNOUT
@@ -203,14 +215,17 @@ class ScriptedRouter:
         self.was_ready = False
         self.reasons: dict[str, str | None] = {}
         self.refusal: KvasirError | None = None
+        self.refusals: dict[str, KvasirError] = {}
         self.adapters = ScriptedAdapters()
         self.recordings = ScriptedRecordings()
 
     def submit(self, request: Request, sink: StreamSink) -> None:
-        """Record the request, or raise `refusal` if one is set."""
+        """Record the request, or raise `refusal`, or that of `refusals` for its model, if one is set."""
         if self.refusal is not None:
             raise self.refusal
-        stream = ScriptedStream(request, sink, self._clock)
+        if (refusal := self.refusals.get(request.model)) is not None:
+            raise refusal
+        stream = ScriptedStream(request, sink, self._clock, self.on_summary)
         self.streams.append(stream)
         self._submitted.set()
         if self.script is not None:

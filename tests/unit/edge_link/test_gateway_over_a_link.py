@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,19 @@ class Front:
 
 @asynccontextmanager
 async def front(
-    router: ScriptedRouter, *, far: bool, keys: str | None = None, **parts: Any
+    router: ScriptedRouter,
+    *,
+    far: bool,
+    keys: str | None = None,
+    shares: Callable[[], Mapping[str, float]] = dict,
+    **parts: Any,
 ) -> AsyncIterator[Front]:
-    """`far`: over a link. `keys` is a file of API keys."""
+    """`far`: over a link. `keys` is a file of API keys; `shares` are those of canaries."""
     spec = GatewaySpec(port=0, drain_timeout_s=0.0, api_keys_file=keys)
-    deployment = Deployment(gateway=spec, **parts)
+    deployment = Deployment.model_validate({"gateway": spec, **parts})
     metrics = make_metrics(deployment)
     limits = MemoryLimits(MonotonicClock().now)
-    async with linked(core_parts(router, limits)) as both:
+    async with linked(replace(core_parts(router, limits), shares=shares)) as both:
         behind = _elsewhere(both) if far else router
         gateway = make_gateway(deployment, behind, MonotonicClock(), metrics, models_of(deployment))
         started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
@@ -82,7 +87,9 @@ async def front(
 def _elsewhere(both: Linked) -> RemoteCore:
     link = both.link
     port: RequestPort = link.router
-    return RemoteCore(port, link.limits, link.responses, link.names, SECRET, link.pages.show)
+    return RemoteCore(
+        port, link.limits, link.responses, link.names, SECRET, link.pages.show, link.router.shares
+    )
 
 
 async def test_salts_are_made_from_the_cores_secret_so_that_all_edges_have_the_same(tmp_path: Path) -> None:
@@ -113,6 +120,27 @@ async def test_an_adapter_is_a_model_at_the_edge_as_soon_as_the_edge_answers_tha
         router.adapters.loaded.clear()
         await made.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
         assert (await made.client.get("/v1/models/sql")).status_code == 404
+
+
+async def test_the_share_of_a_canary_reaches_the_edges() -> None:
+    router, canary = ScriptedRouter(MonotonicClock(), end_at_once), {"model": "second"}
+    parts: dict[str, Any] = {
+        "disaggregation": "never",
+        "pools": (PoolSpec(name="one", role=Role.BOTH), PoolSpec(name="two", role=Role.BOTH, model="second")),
+        "models": [{"name": "second", "source": ModelSpec().source}],
+        "slo": [{"name": "default"}],
+        "routes": [{"name": "chat", "model": "kvasir-tiny", "canary": canary}],
+    }
+    shares = {"chat": 1.0}
+    async with front(router, far=True, shares=lambda: shares, **parts) as made:
+        body = {"model": "chat", "prompt": [1, 2], "max_tokens": 4}
+        assert (await made.client.post("/v1/completions", json=body)).json()["model"] == "second"
+        assert router.streams[0].request.route_arm == ("chat", "second")
+        assert made.count("kvasir_route_requests_total", arm="second", outcome="ok") == 1
+        # A refusal comes after the request was sent over the link; the next model answers.
+        router.refusals["second"] = FULL
+        assert (await made.client.post("/v1/completions", json=body)).json()["model"] == "kvasir-tiny"
+        assert made.count("kvasir_route_fallbacks_total", arm="second") == 1
 
 
 async def test_responses_are_found_continued_forgotten_and_cancelled_through_the_core() -> None:

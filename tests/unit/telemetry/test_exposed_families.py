@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.locality import LinkClass
-from kvasir.core.requests import EngineLoad, SloClass, Usage
+from kvasir.core.requests import EngineLoad, RouteArm, SloClass, Usage
 from kvasir.native import TreeStats
 from kvasir.ports.router import (
     Accounting,
@@ -22,6 +22,7 @@ from kvasir.ports.router import (
     WorkerView,
 )
 from kvasir.telemetry.metrics import Metrics
+from kvasir.telemetry.route_series import RolloutStats
 from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, TenantUsage
 from kvasir.telemetry.tokenizer_series import TokenizerStats
 
@@ -55,6 +56,7 @@ def filled() -> tuple[CollectorRegistry, Metrics]:
     metrics.track_index(lambda: TreeStats(*[0] * 9))
     metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))
     metrics.track_regret(lambda: {"m": RegretView(causes={"queue": 0.0})})
+    metrics.track_rollouts(lambda: {"chat": RolloutStats(0.05, {"itl": 0.0})})
     metrics.track_links(lambda: {"m": {LinkClass.RACK: LinkTransfers()}})
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_scaling(
@@ -68,6 +70,9 @@ def filled() -> tuple[CollectorRegistry, Metrics]:
     metrics.request_finished(replace(SUMMARY, slo=SloClass("s", 0.1, 1.0)))
     metrics.inter_token("m").observe(0.1)
     metrics.filter_acted("f", "redacted")
+    metrics.request_finished(replace(SUMMARY, route_arm=RouteArm("chat", "m")))
+    metrics.route_fell_back(RouteArm("chat", "m"))
+    metrics.shadowed(RouteArm("chat", "m"), "dropped")
     return registry, metrics
 
 

@@ -37,6 +37,8 @@ from kvasir.config.spec.routing import HealthSpec, PerformanceSpec, RoutingSpec,
 from kvasir.config.spec.scaling import PoolScalingSpec, ScalingSpec
 from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
+from kvasir.config.spec.traffic.route_checks import routes_problem
+from kvasir.config.spec.traffic.routes import RouteSpec
 from kvasir.config.spec.workers import LinkSpec, LinksSpec, TlsSpec, TransferSpec, WorkerSpec
 from kvasir.core.requests import Role
 
@@ -64,6 +66,7 @@ __all__ = [
     "PoolSpec",
     "RaySpec",
     "RedisTierSpec",
+    "RouteSpec",
     "RoutingSpec",
     "ScalingSpec",
     "SimSpec",
@@ -103,6 +106,8 @@ class Deployment(Spec):
     lora_loading: LoraLoadingSpec = LoraLoadingSpec()
     models: tuple[FurtherModelSpec, ...] = Field(default=(), max_length=64)
     """Additional models behind the same gateway, each with its own pools."""
+    routes: tuple[RouteSpec, ...] = Field(default=(), max_length=64)
+    """Further names that clients can send as `model`: aliases, splits, canaries. See docs/TRAFFIC.md."""
     ready_when: Literal["every_model", "any_model"] = "every_model"
     """When the gateway first becomes ready: when every model can be served, or when at least one can. From
     then on it stays ready until it stops: requests for a model without workers wait, or get 503."""
@@ -345,7 +350,8 @@ class Deployment(Spec):
     @model_validator(mode="after")
     def _tenants_allowed_what_there_is(self) -> Self:
         models = {name for view in self.views() for name in (view.model.name, *(a.name for a in view.lora))}
-        if wrong := self.tenancy.unknown_name(models, {each.name for each in self.slo}):
+        routes = {route.name for route in self.routes}
+        if wrong := self.tenancy.unknown_name(models | routes, {each.name for each in self.slo}):
             raise ValueError(wrong)
         if wrong := self.admission.unknown_name(models, self.tenancy.priorities):
             raise ValueError(wrong)
@@ -355,6 +361,20 @@ class Deployment(Spec):
         for issuer in self.gateway.token_issuers:
             if wrong := issuer.unknown_tenant(tenants):
                 raise ValueError(wrong)
+        return self
+
+    @model_validator(mode="after")
+    def _routes_lead_to_models(self) -> Self:
+        wrong = routes_problem(
+            self.routes,
+            models=self.served_names(),
+            embedding=[view.model.name for view in self.views() if view.embeds],
+            slos=[each.name for each in self.slo],
+            tenants={tenant.name for tenant in self.tenancy.all_tenants()},
+            slo_stated="slo" in self.model_fields_set,
+        )
+        if wrong:
+            raise ValueError(wrong)
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,21 @@ from pydantic import Field
 
 from kvasir.config.spec.base import Name, Spec
 
+PolicyName = Literal[
+    "cost",
+    "round_robin",
+    "least_loaded",
+    "power_of_two",
+    "session",
+    "consistent_hash",
+    "prefix",
+    "dynamo",
+    "llm_d",
+    "sglang",
+    "mooncake",
+    "production_stack",
+]
+
 
 class HealthSpec(Spec):
     """When a worker that fails or is slow is ejected for some time."""
@@ -33,20 +48,7 @@ class HealthSpec(Spec):
 class RoutingSpec(Spec):
     """Routing policy, prefix index and queue of the router."""
 
-    policy: Literal[
-        "cost",
-        "round_robin",
-        "least_loaded",
-        "power_of_two",
-        "session",
-        "consistent_hash",
-        "prefix",
-        "dynamo",
-        "llm_d",
-        "sglang",
-        "mooncake",
-        "production_stack",
-    ] = "cost"
+    policy: PolicyName = "cost"
     """`cost` weighs prefix hits, queues, transfers and batch sizes in seconds. The others are classic
     policies and the published formulas of other routers, mainly for comparison."""
     index_blocks: int = Field(default=10_000_000, ge=1024, le=100_000_000)

@@ -178,6 +178,17 @@ def unload_adapter(site: Site, body: dict[str, Any], timeout_s: float) -> dict[s
     return _ordered(site, "/v1/unload_lora_adapter", body, timeout_s)
 
 
+def rollouts(site: Site) -> list[dict[str, Any]]:
+    """Return the rollouts of canaries (see GET /rollouts). Raises UpstreamError as above."""
+    found = _asked(site, "/rollouts", "rollouts")["rollouts"]
+    return [each for each in found if isinstance(each, dict)]
+
+
+def order_rollout(site: Site, route: str, action: str) -> dict[str, Any]:
+    """Order a rollout; return it after that. Raises as `load_adapter`."""
+    return _ordered(site, f"/rollouts/{quote(route, safe='')}/{action}", {}, _TIMEOUT_S)
+
+
 def _ordered(site: Site, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     status, answer = _call("POST", site, path, body, timeout_s=timeout_s)
     if status not in (200, 401):

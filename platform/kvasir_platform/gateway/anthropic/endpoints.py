@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvasir_platform.gateway.anthropic.errors import ANTHROPIC_ERRORS
+from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat
+
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 _MODELS = "/v1/models"
@@ -26,3 +29,8 @@ def with_bearer(headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
     if key is None or b"authorization" in headers:
         return headers
     return {**headers, b"authorization": b"Bearer " + key}
+
+
+def error_format(path: str, headers: Mapping[bytes, bytes]) -> ErrorFormat:
+    """Return the form of errors that the client of a request understands."""
+    return ANTHROPIC_ERRORS if wants_anthropic(path, headers) else OPENAI_ERRORS

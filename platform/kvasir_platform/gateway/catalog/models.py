@@ -5,7 +5,7 @@ Every call looks up its model or adapter by name, so one dict holds both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
@@ -82,7 +82,8 @@ class Served:
 
 class ModelTable:
     """The models of a gateway, and those adapters in `loaded` whose names are free. `first` serves the calls
-    that may leave the model out; `names` are those of models and adapters in the spec."""
+    that may leave the model out; `names` are those of models and adapters in the spec.
+    `routes` has the model or adapter behind each route, for calls that a route does not distribute."""
 
     def __init__(self, models: Iterable[EdgeModel]) -> None:
         self.models = tuple(models)
@@ -90,20 +91,24 @@ class ModelTable:
         self._by_name = {model.name: Served(model) for model in self.models}
         self._by_name |= {name: Served(model, name) for model in self.models for name in model.adapters}
         self.names = tuple(self._by_name)
+        self.routes: Mapping[str, str] = {}
         self.loaded: AdapterCatalog | None = None
 
     def find(self, name: str | None) -> Served:
         """Return what serves `name`, the first model for None. Raise RequestError 404 (`model_not_found`)."""
         wanted = self.first.name if name is None else name
         found = self._by_name.get(wanted) or self._loaded(wanted)
+        if found is None and wanted in self.routes:
+            found = self._by_name.get(self.routes[wanted])
         if found is None:
             raise no_such_model(wanted)
         return found
 
     def listed(self) -> tuple[str, ...]:
-        """Return the names that can be served at present, those of loaded adapters last."""
+        """Return the names that can be served at present: models and adapters, routes, and loaded
+        adapters."""
         loaded = () if self.loaded is None else sorted(self.loaded.served())
-        return (*self.names, *(name for name in loaded if self._loaded(name) is not None))
+        return (*self.names, *self.routes, *(name for name in loaded if self._loaded(name) is not None))
 
     def _loaded(self, name: str) -> Served | None:
         adapter = None if self.loaded is None else self.loaded.served().get(name)

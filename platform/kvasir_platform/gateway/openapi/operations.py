@@ -14,7 +14,7 @@ from kvasir_platform.gateway.anthropic.schema import CountTokensBody, MessagesBo
 from kvasir_platform.gateway.openai.schema import answers
 from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
-from kvasir_platform.gateway.openai.schema.operation import RequestsPage
+from kvasir_platform.gateway.openai.schema.operation import RequestsPage, RolloutOrdered, RolloutsPage
 from kvasir_platform.gateway.openai.schema.scoring import RerankBody, Reranked, ScoreBody, Scores
 from kvasir_platform.gateway.openai.schema.texts import (
     CompletionBody,
@@ -235,6 +235,22 @@ OPERATIONS = (
         "Read what was recorded of requests that ended; the first call begins the recording.",
         answers.RecordingPage,
         answers.RecordingRead,
+        tag="Operation",
+    ),
+    Operation(
+        "/rollouts",
+        "get",
+        "listRollouts",
+        "List the rollouts of canaries.",
+        RolloutsPage,
+        tag="Operation",
+    ),
+    Operation(
+        "/rollouts/{route}/{action}",
+        "post",
+        "orderRollout",
+        "Start, pause, promote, abort or undo a rollout.",
+        RolloutOrdered,
         tag="Operation",
     ),
     Operation(

@@ -17,9 +17,11 @@ from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.prefixes_page import PrefixPages
 from kvasir_platform.gateway.operator.recordings import RecordingPages
 from kvasir_platform.gateway.operator.requests_page import RequestPages
+from kvasir_platform.gateway.operator.rollouts_page import RolloutPages
 from kvasir_platform.gateway.operator.status_page import StatusPages
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.request_names import RequestNames
+from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
 Show = Callable[[Exchange], None]
 """Responds to an exchange, or raises KvasirError."""
@@ -39,6 +41,7 @@ class OperatorPages:
     recording: Show
     requests: Show
     prefixes: Show
+    rollouts: Show
 
 
 def operators_here(
@@ -50,11 +53,19 @@ def operators_here(
     *,
     in_flight: Callable[[], int],
     draining: Callable[[], bool],
+    rollouts: Rollouts | None = None,
 ) -> OperatorPages:
     """Return the pages of a router in this process; see StatusPages."""
     names = RequestNames(deployment.routing.decision_records)
     status = StatusPages(
-        deployment, models.listed, router, metrics, clock, in_flight=in_flight, draining=draining
+        deployment,
+        models.listed,
+        router,
+        metrics,
+        clock,
+        in_flight=in_flight,
+        draining=draining,
+        rollouts=rollouts,
     )
     decisions, drains = DecisionPages(router, names), DrainPages(router)
     return OperatorPages(
@@ -68,10 +79,11 @@ def operators_here(
         RecordingPages(router.recordings).read,
         RequestPages(router, clock).requests,
         PrefixPages(router).prefixes,
+        RolloutPages(rollouts).serve,
     )
 
 
 def remote_operators(core: RemoteCore) -> OperatorPages:
     """Return the pages of a router in another process, which serves all of them."""
     show = core.show
-    return OperatorPages(core.names, show, show, show, show, show, show, show, show, show)
+    return OperatorPages(core.names, show, show, show, show, show, show, show, show, show, show)

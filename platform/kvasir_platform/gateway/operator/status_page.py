@@ -21,15 +21,16 @@ from kvasir.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
 from kvasir.wire.tls import certificates_in, read_pem
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
-from kvasir_platform.gateway.openai.schema.operation import PoolSize, SizeForecast
+from kvasir_platform.gateway.openai.schema.operation import PoolSize, RouteStatus, SizeForecast
 from kvasir_platform.gateway.operator.requests_page import MOST_RUNNING
 from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
+from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
 
 class StatusPages:
     """GET /metrics and /status. `models` returns the names that clients may use, `clock` is the router's
-    clock, `in_flight` returns the number of running calls, `draining` whether the gateway is stopping, and
-    `wall` Unix time in seconds."""
+    clock, `rollouts` has the canaries, `in_flight` returns the number of running calls, `draining` whether
+    the gateway is stopping, and `wall` Unix time in seconds."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class StatusPages:
         *,
         in_flight: Callable[[], int],
         draining: Callable[[], bool],
+        rollouts: Rollouts | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._deployment = deployment
@@ -50,6 +52,7 @@ class StatusPages:
         self._clock = clock
         self._in_flight = in_flight
         self._draining = draining
+        self._rollouts = rollouts
         self._wall = wall
         self._batches = {
             pool.name: {
@@ -92,8 +95,16 @@ class StatusPages:
             pools=list(facts.pools),
             queues={model: asdict(view) for model, view in facts.queues.items()},
             verdict=verdict_of(facts),
+            routes=self._routes(),
         )
         exchange.respond(200, msgspec.json.encode(shown))
+
+    def _routes(self) -> list[RouteStatus]:
+        found = {} if self._rollouts is None else {each.route: each for each in self._rollouts.views()}
+        return [
+            RouteStatus(route.name, list(route.targets), list(route.fallbacks), found.get(route.name))
+            for route in self._deployment.routes
+        ]
 
     def _facts(self) -> StatusFacts:
         workers, metrics, wall = self._router.workers(), self._metrics, self._wall()

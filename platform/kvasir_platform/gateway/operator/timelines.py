@@ -35,6 +35,8 @@ def timeline_of(
         retries=summary.retries,
         migrations=summary.migrations,
         phases=list(phases_of(summary)),
+        route=None if summary.route_arm is None else summary.route_arm.route,
+        arm=None if summary.route_arm is None else summary.route_arm.arm,
     )
 
 

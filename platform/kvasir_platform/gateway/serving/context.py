@@ -15,13 +15,14 @@ from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.shared_prefixes import SharedPrefixes
+from kvasir_platform.gateway.traffic.setup import TrafficParts
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayContext:
     """Dependencies of the endpoints. `names` records each call that reaches the router; `wall` returns Unix
-    time in seconds; `suffix` returns a short random string; `prefixes` are those that tenants
-    share, if any."""
+    time in seconds; `suffix` returns a short random string; `prefixes` are those that tenants share, if any.
+    `traffic` is None if the spec has no routes."""
 
     deployment: Deployment
     router: RequestPort
@@ -35,6 +36,7 @@ class GatewayContext:
     wall: Callable[[], float]
     suffix: Callable[[], str]
     prefixes: SharedPrefixes | None = None
+    traffic: TrafficParts | None = None
 
 
 def brownout_line(brownout: BrownoutView) -> bytes:

@@ -3,17 +3,19 @@ the router."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from kvasir.core.errors import CapacityError, RequestError
-from kvasir.core.requests import Request
+from kvasir.core.errors import CapacityError, KvasirError, RequestError
+from kvasir.core.requests import Request, RouteArm
 from kvasir_platform.gateway.catalog.models import EdgeModel, Served
 from kvasir_platform.gateway.catalog.slo_classes import session_name
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.answer import Answer
 from kvasir_platform.gateway.openai.answer_formats import CHAT, COMPLETION, AnswerFormat
 from kvasir_platform.gateway.openai.calls import (
     Call,
@@ -32,6 +34,8 @@ from kvasir_platform.gateway.serving.context import GatewayContext, brownout_lin
 from kvasir_platform.gateway.serving.generation import Generation
 from kvasir_platform.gateway.serving.routed_call import RoutedApi, RoutedCall, RoutedRun
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
+from kvasir_platform.gateway.traffic.request_route import RequestRoute, request_route
+from kvasir_platform.gateway.traffic.shadows import ShadowCopy
 
 _MAX_INLINE_MESSAGES = 512
 _MAX_INLINE_BYTES = 64 << 10
@@ -65,7 +69,17 @@ class GenerateApi(RoutedApi):
         `answers`. `stored_bytes` is the size of what does not come from the exchange's body. May raise
         KvasirError."""
         caller.check_model(body.model)
-        asked = self._context.models.find(body.model)
+        context = self._context
+        route = None
+        if context.traffic is not None:
+            route = request_route(
+                context.traffic.routes,
+                context.models,
+                context.router,
+                tenant=caller.tenant,
+                exchange=exchange,
+                body=body,
+            )
         GenerateCall(
             self._context,
             self._active,
@@ -73,16 +87,27 @@ class GenerateApi(RoutedApi):
             exchange,
             body=body,
             answers=answers,
-            asked=asked,
+            asked=context.models.find(body.model) if route is None else route.served,
             stored_bytes=stored_bytes,
+            route=route,
         ).start()
 
 
 class GenerateCall(RoutedCall):
-    """A call that generates text. `asked` is the model that the client named; under a brown-out, a fallback
-    may serve it. `stored_bytes` is as for GenerateApi.start."""
+    """A call that generates text. `asked` is the model that the client named, or that its `route` chose;
+    under a brown-out, a fallback may serve it. `stored_bytes` is as for GenerateApi.start."""
 
-    __slots__ = ("_answers", "_asked", "_body", "_call", "_requests", "_session", "_stored_bytes")
+    __slots__ = (
+        "_answers",
+        "_asked",
+        "_body",
+        "_call",
+        "_lines",
+        "_requests",
+        "_route",
+        "_session",
+        "_stored_bytes",
+    )
 
     def __init__(
         self,
@@ -95,6 +120,7 @@ class GenerateCall(RoutedCall):
         answers: AnswerFormat,
         asked: Served,
         stored_bytes: int,
+        route: RequestRoute | None = None,
     ) -> None:
         super().__init__(context, active, caller, exchange, served=asked, salt=body.cache_salt or "")
         self._body = body
@@ -103,6 +129,11 @@ class GenerateCall(RoutedCall):
         self._session = caller.session(session_name(exchange.request.headers, body.session))
         self._requests: list[Request] = []
         self._stored_bytes = stored_bytes
+        self._route = route
+        if route is not None:
+            self._lines = exchange.lines
+            self._slo = route.routed.slo or self._slo
+            self._policy = route.routed.policy
 
     def start(self) -> None:
         """Choose the model, render the prompts, of a long conversation in a thread, and tokenize them. May
@@ -151,23 +182,72 @@ class GenerateCall(RoutedCall):
         filtered = context.filters.around(
             answer, call, choices=len(self._requests) * call.sampling.n, tenant=self.caller.tenant
         )
+        copy = None if self._route is None else self._shadowed(self._route)
+        shown: Answer = answer if filtered is None else filtered
         generation = Generation(
             exchange,
-            answer if filtered is None else filtered,
+            shown if copy is None else copy.tapped(shown),
             router=context.router,
             metrics=context.metrics,
             spans=context.spans,
             clock=context.clock,
             on_end=self._ended,
+            replaced=None if self._route is None else self._replaced,
             trace=self._trace,
         )
         self._begin(generation, charge)
-        if filtered is None:
-            generation.start(self._requests)
-        else:
+        if filtered is not None:
             filtered.bind(generation.end_choice, generation.broken)
+        try:
             generation.start(self._requests)
+        except KvasirError as error:
+            if copy is not None:
+                copy.withdraw()
+            if not self._replaced(error):
+                raise
+            return
+        if filtered is not None:
             filtered.follow(exchange)
+        if copy is not None:
+            copy.begin()
+
+    def _replaced(self, error: KvasirError) -> bool:
+        """Return whether the next model of the route answers, in a later turn of the loop."""
+        route = self._route
+        if route is None or not self.exchange.open or self.exchange.streaming:
+            return False
+        given_up = route.arm
+        if not route.moves_on(error):
+            return False
+        self._context.metrics.route_fell_back(given_up)
+        asyncio.get_running_loop().call_soon(self._start_again, route)
+        return True
+
+    def _start_again(self, route: RequestRoute) -> None:
+        try:
+            if not self._client_left():
+                self._asked = route.served
+                self.exchange.model = self._asked.model.name
+                self.exchange.lines = self._lines
+                self._name = f"{self.exchange.request_id}-{self._context.suffix()}"
+                self.start()
+        # As in a step that is called back: whatever it raises is the call's answer.
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+
+    def _shadowed(self, route: RequestRoute) -> ShadowCopy | None:
+        """Return a copy of the call for the shadow of its route, None for none."""
+        traffic = self._context.traffic
+        if traffic is None or route.routed.shadow is None or not route.first:
+            return None
+        return traffic.shadows.copy_of(
+            route.routed,
+            self._requests,
+            body_bytes=len(self.exchange.request.body),
+            served=self._served.model,
+            salt=self._salt,
+            call_for=self._call_for,
+        )
 
     def _ended(self, generation: Generation) -> None:
         self.caller.turned_away(generation.error)
@@ -210,6 +290,11 @@ class GenerateCall(RoutedCall):
             self._answer_with(*rendered)
 
     def _answer_with(self, served: Served, call: Call) -> None:
+        if self._route is not None:
+            arm = self._route.arm
+            if served is self._asked:
+                call = replace(call, model=arm.arm)
+            self._route_arm = arm if served is self._asked else RouteArm(arm.route, served.model.name)
         self._served, self._call = served, call
         self._tokenize(call.prompts, add_special_tokens=call.add_special_tokens)
 

@@ -114,7 +114,8 @@ class PromptStream:
 
 class Generation:
     """One call. Ends exactly once: finished, failed, or gone with its client. `on_end` hears of it when none
-    of its legs runs any more. `trace` is what `spans` began for it."""
+    of its legs runs any more. `replaced` is called with the error of one that has had no output: it returns
+    whether something else answers in its place, after `on_end`. `trace` is what `spans` began for it."""
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class Generation:
         spans: SpanRecorder | None,
         clock: Clock,
         on_end: Callable[[Generation], None],
+        replaced: Callable[[KvasirError], bool] | None = None,
         trace: TraceContext = _UNTRACED,
     ) -> None:
         self._exchange = exchange
@@ -135,6 +137,7 @@ class Generation:
         self._spans = spans
         self._clock = clock
         self._on_end = on_end
+        self._replaced = replaced
         self._trace = trace
         self._legs: list[PromptStream] = []
         self._summaries: list[RequestSummary] = []
@@ -193,10 +196,13 @@ class Generation:
         """End the call with the error and stop the other legs."""
         self.error = error.code
         self._leg_ended(leg, summary)
-        if not self._ended:
-            self._end()
+        if self._ended:
+            return
+        silent = not any(each.tokens for each in self._legs)
+        self._end()
+        self._cancel_later(error.code)
+        if not (silent and self._replaced is not None and self._replaced(error)):
             self._answer.fail(error)
-            self._cancel_later(error.code)
 
     def end_choice(self, index: int) -> None:
         """Choice `index` of the answer has been ended here, and its end passed on. A leg whose choices have
@@ -269,6 +275,7 @@ class Generation:
             usage=replace(leg.usage, output_tokens=leg.tokens),
             trace_context=request.trace_context,
             slo=request.slo,
+            route_arm=request.route_arm,
         )
 
     def _leg_ended(self, leg: PromptStream, summary: RequestSummary) -> None:

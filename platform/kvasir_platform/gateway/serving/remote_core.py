@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvasir.ports.limits import RateLimits
@@ -16,7 +16,7 @@ from kvasir_platform.gateway.serving.request_names import RequestNames
 class RemoteCore:
     """Services of the core, shared by all gateways: requests, rate limits, stored responses, the record of
     calls. Cache salts are derived from `cache_secret`; `show` serves the operator pages of the whole
-    deployment, or raises KvasirError."""
+    deployment, or raises KvasirError; `shares` returns the share of each canary."""
 
     router: RequestPort
     limits: RateLimits
@@ -24,3 +24,4 @@ class RemoteCore:
     names: RequestNames
     cache_secret: bytes
     show: Callable[[Exchange], None]
+    shares: Callable[[], Mapping[str, float]] = dict

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError
-from kvasir.core.requests import EMPTY_SAMPLING, OutputParsing, Request, Sampling, SloClass, Task, Usage
+from kvasir.core.requests import (
+    EMPTY_SAMPLING,
+    OutputParsing,
+    Request,
+    RouteArm,
+    Sampling,
+    SloClass,
+    Task,
+    Usage,
+)
 from kvasir_platform.gateway.catalog.models import Served
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.serving.call_steps import ServedCall
@@ -49,7 +58,19 @@ class RoutedApi:
 class RoutedCall(ServedCall):
     """A call that `served` answers. `active` has the runs of all calls that are in the router."""
 
-    __slots__ = ("_active", "_charge", "_context", "_name", "_prefixes", "_salt", "_served", "_slo", "_trace")
+    __slots__ = (
+        "_active",
+        "_charge",
+        "_context",
+        "_name",
+        "_policy",
+        "_prefixes",
+        "_route_arm",
+        "_salt",
+        "_served",
+        "_slo",
+        "_trace",
+    )
 
     def __init__(
         self,
@@ -76,6 +97,8 @@ class RoutedCall(ServedCall):
         # Ids must be unique, and a client may send its own request id twice.
         self._name = f"{exchange.request_id}-{context.suffix()}"
         self._charge: Charge | None = None
+        self._route_arm: RouteArm | None = None
+        self._policy = ""
 
     def _tokenize(self, prompts: Sequence[str | array[int]], *, add_special_tokens: bool) -> None:
         """Have `served` tokenize the prompts that are text."""
@@ -119,6 +142,8 @@ class RoutedCall(ServedCall):
             task=task,
             parsing=parsing,
             tenant=self.caller.tenant,
+            route_arm=self._route_arm,
+            policy=self._policy,
         )
 
     def _begin(self, run: RoutedRun, charge: Charge) -> None:

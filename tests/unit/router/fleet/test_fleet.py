@@ -107,6 +107,17 @@ def test_a_policy_sees_the_request_with_its_promise_and_its_session(stage: Stage
     assert (view.slo, view.session, view.priority, list(view.block_hashes)) == (promise, "s", 3, [1, 2])
 
 
+def test_a_request_may_name_its_policy(stage: Stage) -> None:
+    own = Scripted()
+    stage.fleet._policies = {"least_loaded": own}
+    stage.join("b")
+    stage.look(ask("usual"))
+    stage.fleet.plan(ask("mine", policy="least_loaded"), array("Q"), 0.0)
+    stage.fleet.plan(ask("unknown", policy="other"), array("Q"), 0.0)
+    assert [view.request_id for view in stage.policy.asked] == ["usual", "unknown"]
+    assert [view.request_id for view in own.asked] == ["mine"]
+
+
 def test_an_adapter_is_served_only_where_it_is_loaded(stage: Stage) -> None:
     stage.join("plain")
     stage.join("tuned", adapters=("lora",))  # type: ignore[arg-type]  # goes to the identity

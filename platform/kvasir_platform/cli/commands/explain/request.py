@@ -27,6 +27,9 @@ def explain(request_id: str, site: Site, output: CommandOutput) -> int:
     output.data(answer)
     for i, record in enumerate(answer.get("decisions", ())):
         output.text("\n".join(([""] if i else []) + story(record)))
+    for timeline in answer.get("timelines", ())[:1]:
+        if timeline.get("route"):
+            output.text(f"route {timeline['route']}: answered by its arm {timeline['arm']}")
     return 0
 
 

@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from kvasir_platform.gateway.openai.schema.operation import PoolSize, RequestTimeline, StatusVerdict
+from kvasir_platform.gateway.openai.schema.operation import (
+    PoolSize,
+    RequestTimeline,
+    RouteStatus,
+    StatusVerdict,
+)
 
 
 class PromptTokensDetails(Struct):
@@ -301,6 +306,7 @@ class StatusResponse(Struct):
     pools: list[PoolSize]
     queues: dict[str, dict[str, Any]]
     verdict: StatusVerdict
+    routes: list[RouteStatus] = []
 
 
 class Decisions(Struct):

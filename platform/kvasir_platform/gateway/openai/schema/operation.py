@@ -79,7 +79,8 @@ class TimelinePhase(Struct):
 
 class RequestTimeline(Struct):
     """Where the time of a request went. Its phases follow each other without gaps. `outcome` is null while it
-    runs; `running` is the phase of the router's record then, null afterwards."""
+    runs; `running` is the phase of the router's record then, null afterwards. `route` is null if the client
+    named a model; else `arm` is the model or adapter that the route chose."""
 
     request_id: str
     model: str
@@ -98,6 +99,8 @@ class RequestTimeline(Struct):
     retries: int
     migrations: int
     phases: list[TimelinePhase]
+    route: str | None = None
+    arm: str | None = None
 
 
 class SizeForecast(Struct):
@@ -141,3 +144,44 @@ class StatusVerdict(Struct):
     ok: bool
     sentence: str
     problems: list[StatusProblem]
+
+
+class RolloutOrdered(Struct):
+    """The rollout of a route with a canary. `phase`: idle, running, paused, promoted, rolled_back; it has
+    lasted `for_s`, null before the first start. The canary gets the fraction `share` of requests. `compared`
+    requests of the present step were compared. `evidence` is the natural logarithm of the evidence that the
+    canary is worse, by criterion; at `threshold` it is rolled back. `counts` are those of the present run.
+    `shared`: other routers decide too; their counts were last read `stale_s` seconds ago."""
+
+    route: str
+    model: str | None
+    canary: str
+    phase: str
+    share: float
+    step: int | None
+    steps: list[float]
+    for_s: float | None
+    reason: str
+    compared: int
+    min_requests: int
+    counts: dict[str, int]
+    evidence: dict[str, float]
+    threshold: float
+    shared: bool
+    stale_s: float
+
+
+class RolloutsPage(Struct):
+    """The rollouts of all routes with a canary."""
+
+    rollouts: list[RolloutOrdered]
+
+
+class RouteStatus(Struct):
+    """A route: the models or routes of its arms, its fallbacks, and the rollout of its canary if it has
+    one."""
+
+    route: str
+    arms: list[str]
+    fallbacks: list[str]
+    rollout: RolloutOrdered | None

@@ -1,0 +1,1 @@
+"""Routes: what clients may send as `model`, and which model answers."""

@@ -1,0 +1,1 @@
+"""Ports of what decides where requests go between models."""

@@ -1,0 +1,65 @@
+"""Endpoints that show the rollouts of canaries, and order them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from urllib.parse import unquote
+
+import msgspec
+
+from kvasir.core.errors import KvasirError, RequestError
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.openai.schema.operation import RolloutsPage
+from kvasir_platform.gateway.traffic.rollout import ACTIONS, Action
+from kvasir_platform.gateway.traffic.rollouts import Rollouts
+
+ROLLOUTS = "/rollouts"
+
+log = logging.getLogger(__name__)
+
+
+class RolloutPages:
+    """GET /rollouts, and POST /rollouts/{route}/{action}, whose response is the rollout after the order."""
+
+    def __init__(self, rollouts: Rollouts | None) -> None:
+        self._rollouts = rollouts
+        self._running: set[asyncio.Task[None]] = set()
+
+    def serve(self, exchange: Exchange) -> None:
+        """Respond, to an order later. Raise RequestError for an unknown route or action."""
+        request = exchange.request
+        if request.path == ROLLOUTS:
+            views = [] if self._rollouts is None else self._rollouts.views()
+            exchange.respond(200, msgspec.json.encode(RolloutsPage(views)))
+            return
+        name, _, asked = request.path.removeprefix(ROLLOUTS + "/").rpartition("/")
+        action = next((each for each in ACTIONS if each == asked), None)
+        if action is None:
+            raise RequestError(
+                f"{asked[:64]!r} is no order for a rollout; there are: {', '.join(ACTIONS)}.",
+                status=404,
+                code="not_found",
+            )
+        if self._rollouts is None:
+            raise RequestError(
+                "No route of this deployment has a canary; add one to routes in kvasir.yaml.",
+                status=404,
+                code="rollout_not_found",
+            )
+        order = self._order(exchange, self._rollouts, unquote(name), action)
+        task = asyncio.get_running_loop().create_task(order, name="rollout-page")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _order(self, exchange: Exchange, rollouts: Rollouts, route: str, action: Action) -> None:
+        try:
+            view = await rollouts.order(route, action)
+        except KvasirError as error:
+            exchange.fail(error)
+        # As in the gateway, an internal error must still produce a response.
+        except Exception as error:
+            log.exception("an order for a rollout failed")
+            exchange.fail(error)
+        else:
+            exchange.respond(200, msgspec.json.encode(view))
