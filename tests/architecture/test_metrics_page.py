@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 from tests.architecture.test_pages import anchors, every_series
 from tests.kit.observability.promql import metrics_in, wrong_names
 
@@ -117,6 +118,17 @@ def test_an_expression_of_what_does_not_exist_cannot_be_made() -> None:
 def test_the_files_are_those_of_the_code() -> None:
     written = {path.name: path.read_text("utf-8") for path in (FILES / "dashboards").glob("*.json")}
     assert written == dashboard_files(), "run `make pages`"
+
+
+@pytest.mark.parametrize("name", sorted(dashboard_files()))
+def test_a_dashboard_fits_grafanas_schema(name: str) -> None:
+    schema = Draft7Validator(
+        json.loads((ROOT / "tests" / "helm" / "crds" / "grafana_dashboard.json").read_text())
+    )
+    board = json.loads(dashboard_files()[name])
+    assert [error.message for error in schema.iter_errors(board)] == []
+    board["panels"][1]["gridPosition"] = board["panels"][1].pop("gridPos")
+    assert not schema.is_valid(board)
 
 
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.uid)

@@ -120,7 +120,11 @@ def everything() -> Release:
                 "gateway": {"port": 8443},
             },
             "pools": {"wide": {"rdma": {"resource": "rdma/hca", "lockMemory": True}}},
-            "router": {"tls": {"secretName": "gateway"}, "autoscaling": {"enabled": True}},
+            "router": {
+                "tls": {"secretName": "gateway"},
+                "autoscaling": {"enabled": True},
+                "console": {"enabled": True},
+            },
             "certificates": {"from": "certManager"},
             "redis": {"tier": True, "persistence": {"enabled": True, "storageClass": "fast"}},
             "modelCache": {"enabled": True, "tokenSecret": "token"},

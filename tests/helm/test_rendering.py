@@ -328,3 +328,13 @@ def test_dashboards_are_loaded_by_the_label_of_grafanas_sidecar() -> None:
         assert each["metadata"]["labels"]["grafana_dashboard"] == "yes"
         assert each["metadata"]["annotations"] == {"grafana_folder": "LLM"}
     assert dashboards(render()) == []
+
+
+def test_the_console_has_a_port_of_its_own_that_leads_to_one_router() -> None:
+    shown = render({"router": {"console": {"enabled": True, "port": 9000}}})
+    console, served = shown.one("Service", "llm-kvasir-console"), shown.one("Service", "llm-kvasir-router")
+    assert console["spec"]["ports"] == [{"name": "http", "port": 9000, "targetPort": "http"}]
+    assert console["spec"]["selector"] == served["spec"]["selector"]
+    assert console["spec"]["sessionAffinity"] == "ClientIP"
+    assert console["spec"]["type"] == "ClusterIP"
+    assert not [each for each in render().of_kind("Service") if each["metadata"]["name"].endswith("-console")]
