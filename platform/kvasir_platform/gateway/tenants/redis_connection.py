@@ -90,6 +90,9 @@ def _connection(spec: RedisServerSpec) -> RedisConnection:
         "port": url.port or 6379,
         "db": int(url.path.lstrip("/") or 0),
         "credential_provider": _Credentials(spec) if logs_in else None,
+        # `deadline` bounds every wait. With a timeout of its own the client uses asyncio.wait_for, which can
+        # lose a cancellation before Python 3.12, so that a stopping gateway would wait for ever.
+        "socket_timeout": None,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
         "driver_info": None,
