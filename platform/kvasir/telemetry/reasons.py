@@ -395,6 +395,12 @@ _TABLE = (
     ),
     Reason("tokenizer_busy", 503, "Too many long prompts are queued for tokenization.", "Retry shortly."),
     Reason(
+        "api_keys_unavailable",
+        503,
+        "The router has not read the API keys in Redis since it started.",
+        "Retry after `Retry-After` seconds; the router's log says what is wrong.",
+    ),
+    Reason(
         "signing_keys_unavailable",
         503,
         "The signing keys of a token's issuer are being read, or cannot be read.",

@@ -236,9 +236,10 @@ examples:
   kubectl exec deploy/NAME-router -- kvasir record - --service NAME-router > traffic.jsonl"""
 
 KEYS_EPILOG = """\
-Only a hash of a key is stored, from which the key cannot be recovered. Keys are stored in the file or folder
-that kvasir.yaml names (gateway.api_keys_file, api_keys_dir). Gateways read them every second, so that a new
-key is accepted, and a revoked one refused, within two seconds and without a restart.
+Only a hash of a key is stored, from which the key cannot be recovered. Keys are stored in the Redis that
+routers share (gateway.api_keys_redis), or else in the file or folder that kvasir.yaml names. Gateways read
+them every second, so that a new key is accepted, and a revoked one refused, within two seconds and without
+a restart.
 
 examples:
   kvasir keys create --tenant research --days 90 --scopes inference,embeddings

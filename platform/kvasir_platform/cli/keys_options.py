@@ -107,7 +107,12 @@ def _store(args: argparse.Namespace) -> tuple[KeyStore, frozenset[str]]:
     from kvasir_platform.gateway.identity.key_files import FileKeys
 
     deployment = chosen_deployment(args)
-    gateway = deployment.gateway
+    gateway, redis = deployment.gateway, deployment.tenancy.redis
+    names = frozenset(tenant.name for tenant in deployment.tenancy.all_tenants())
+    if gateway.api_keys_redis and redis is not None and args.keys_file is None:
+        from kvasir_platform.gateway.tenants.redis_keys import RedisKeyStore
+
+        return RedisKeyStore(redis), names
     if args.keys_file is not None:
         gateway = gateway.model_copy(update={"api_keys_file": args.keys_file, "api_keys_dir": None})
-    return FileKeys(gateway), frozenset(tenant.name for tenant in deployment.tenancy.all_tenants())
+    return FileKeys(gateway), names

@@ -108,6 +108,13 @@ def test_issuers_that_cannot_be_trusted_or_mapped_are_refused(issuers: str, reas
         loads(f"gateway: {{token_issuers: {issuers}}}", "kvasir.yaml")
 
 
+def test_keys_in_redis_need_a_redis() -> None:
+    with pytest.raises(SpecError, match=r"set tenancy\.redis"):
+        loads("gateway: {api_keys_redis: true}", "kvasir.yaml")
+    redis = "tenancy: {redis: {url: 'redis://10.0.0.1'}}"
+    assert loads(f"gateway: {{api_keys_redis: true}}\n{redis}", "kvasir.yaml").gateway.authenticates
+
+
 def test_an_issuer_of_tokens_lets_the_gateway_face_the_network() -> None:
     gateway = loads(f"gateway: {{host: 0.0.0.0, token_issuers: [{{{ISSUER}}}]}}", "kvasir.yaml").gateway
     assert gateway.authenticates

@@ -358,6 +358,8 @@ class Deployment(Spec):
         tenants = {tenant.name for tenant in self.tenancy.all_tenants()}
         if wrong := self.output_filters.unknown_name(models, tenants):
             raise ValueError(wrong)
+        if self.gateway.api_keys_redis and self.tenancy.redis is None:
+            raise ValueError("gateway.api_keys_redis: there is no Redis; set tenancy.redis, or remove it")
         for issuer in self.gateway.token_issuers:
             if wrong := issuer.unknown_tenant(tenants):
                 raise ValueError(wrong)

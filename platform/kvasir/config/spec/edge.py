@@ -148,6 +148,9 @@ class GatewaySpec(Spec):
     tenant with the name of the file."""
     api_keys_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable of the router with such lines, separated by newlines or commas."""
+    api_keys_redis: bool = False
+    """Keep API keys in the Redis of `tenancy.redis` too, where `kvasir keys` changes them: a change takes
+    effect in all routers within two seconds."""
     token_issuers: tuple[TokenIssuerSpec, ...] = Field(default=(), max_length=8)
     """OpenID Connect providers whose tokens are accepted beside API keys."""
     edges: int | None = Field(default=None, ge=0, le=64)
@@ -193,7 +196,13 @@ class GatewaySpec(Spec):
     @property
     def authenticates(self) -> bool:
         """Whether callers must present an API key or a token."""
-        return bool(self.api_keys_file or self.api_keys_dir or self.api_keys_env or self.token_issuers)
+        return bool(
+            self.api_keys_file
+            or self.api_keys_dir
+            or self.api_keys_env
+            or self.api_keys_redis
+            or self.token_issuers
+        )
 
     @model_validator(mode="after")
     def _issuers_differ(self) -> Self:

@@ -23,7 +23,7 @@ from kvasir_platform.gateway.identity.identities import Identity
 PREFIX = "sk-kvasir-"
 """Prefix of generated keys, so that scanners for leaked secrets recognize them."""
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
-_MAX_KEYS = 100_000
+MAX_KEYS = 100_000
 _MAX_BYTES = 32 << 20
 _MAX_FILES = 1000
 _MAX_FIELD_CHARS = 128
@@ -118,8 +118,8 @@ def parse_keys(texts: Iterable[KeyText], tenants: Container[str]) -> dict[bytes,
                 )
             if keys.setdefault(hashed, known) != known:
                 raise ConfigError(f"{where}: duplicate key with another tenant, expiry or scopes")
-    if len(keys) > _MAX_KEYS:
-        raise ConfigError(f"more than {_MAX_KEYS} API keys")
+    if len(keys) > MAX_KEYS:
+        raise ConfigError(f"more than {MAX_KEYS} API keys")
     return keys
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 from kvasir.config.spec.deployment import Deployment, SloSpec
+from kvasir.config.spec.edge import GatewaySpec
 from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.config.spec.tenants import DEFAULT_TENANT, Scope, TenantSpec
 from kvasir.ports.clock import Clock, Rng
@@ -15,13 +18,17 @@ from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.identity.authenticator import Authenticator
 from kvasir_platform.gateway.identity.identities import check_scopes
 from kvasir_platform.gateway.identity.key_ring import KeyRing
-from kvasir_platform.gateway.identity.keys import read_sources
+from kvasir_platform.gateway.identity.keys import KeyText, read_sources
 from kvasir_platform.gateway.identity.tokens import TokenIdentities
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
 _BATCH_TTFT_S = 3600.0
+
+
+if TYPE_CHECKING:
+    from kvasir_platform.gateway.tenants.redis_keys import RedisKeySource
 
 
 class Callers:
@@ -92,10 +99,11 @@ def make_callers(
     authenticator = None
     if gateway.authenticates:
         names = frozenset(tenants)
-        keys = KeyRing(lambda: read_sources(gateway, environment), names)
+        followed = _keys_in_redis(deployment, clock)
+        keys = KeyRing(partial(_key_texts, gateway, environment, followed), names)
         issuers = gateway.token_issuers
         tokens = TokenIdentities(issuers, names, clock, wall) if issuers else None
-        authenticator = Authenticator(keys, tokens, clock, wall)
+        authenticator = Authenticator(keys, tokens, clock, wall, followed)
     limits = make_limits(tenancy.redis, clock, rng) if limits is None else limits
 
     def caller(spec: TenantSpec, rank: int, slo: SloClasses) -> Caller:
@@ -116,6 +124,22 @@ def make_callers(
         for name, spec in tenants.items()
     }
     return Callers(callers, authenticator, limits, batches)
+
+
+def _key_texts(
+    gateway: GatewaySpec, environment: Mapping[str, str], followed: RedisKeySource | None
+) -> list[KeyText]:
+    texts = read_sources(gateway, environment)
+    return texts if followed is None else [*texts, followed.text()]
+
+
+def _keys_in_redis(deployment: Deployment, clock: Clock) -> RedisKeySource | None:
+    redis = deployment.tenancy.redis
+    if redis is None or not deployment.gateway.api_keys_redis:
+        return None
+    from kvasir_platform.gateway.tenants.redis_keys import RedisKeySource
+
+    return RedisKeySource(redis, clock)
 
 
 def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 
 from kvasir.config.load.loader import load
@@ -397,3 +400,62 @@ def test_a_tenant_whose_places_are_all_taken_is_refused_until_one_is_free(red: C
     assert caught.value.code == "concurrency_limit"
     first.settle(1, 0)
     red.check_open(1)
+
+
+class Parallel(RuleBasedStateMachine):
+    """Calls of one tenant that run at the same time, and end in every way in which calls end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        spec = load(None, ["tenancy.tenants=[{name: default, tokens_per_min: 1000, requests_per_min: 50}]"])
+        self.caller = callers(spec, self.clock).of({})
+        self.open: list[tuple[int, Charge]] = []
+        self.ended: list[Charge] = []
+        self.used = 0
+        self.requests = 0
+
+    @rule(tokens=st.integers(0, 1000))
+    def call(self, tokens: int) -> None:
+        answer = ask(self.caller, tokens)
+        reserved = sum(amount for amount, _ in self.open)
+        fits = self.used + reserved + tokens <= 1000 and self.requests + len(self.open) < 50
+        assert isinstance(answer, Charge) == fits
+        if isinstance(answer, Charge):
+            self.open.append((tokens, answer))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def ends(self, data: st.DataObject) -> None:
+        """With all of its output, with a part of it because it was cancelled, or without having run."""
+        reserved, charge = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        if data.draw(st.booleans()):
+            prompt = data.draw(st.integers(0, reserved))
+            output = data.draw(st.integers(0, reserved - prompt))
+            charge.settle(prompt, output)
+            self.used += prompt + output
+            self.requests += 1
+        else:
+            charge.release()
+        self.ended.append(charge)
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data())
+    def ends_again(self, data: st.DataObject) -> None:
+        """A second end, as of a cancelled call whose last delta comes later, changes nothing."""
+        charge = data.draw(st.sampled_from(self.ended))
+        charge.release()
+        charge.settle(500, 500)
+
+    @invariant()
+    def what_is_left_is_what_was_not_used(self) -> None:
+        assert self.caller.use.running == len(self.open)
+        reserved = sum(amount for amount, _ in self.open)
+        if self.requests + len(self.open) < 50:
+            answer = ask(self.caller, 1000 - self.used - reserved)
+            assert isinstance(answer, Charge)
+            answer.release()
+
+
+TestParallel = Parallel.TestCase
+TestParallel.settings = settings(stateful_step_count=40, max_examples=30, deadline=None)
