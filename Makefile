@@ -32,7 +32,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts scorecard clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts images-check scorecard clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -215,6 +215,9 @@ bench-agreement: install-dev ## compare `kvasir bench` with aiperf on the same e
 
 bench-alerts: install-dev ## measure how soon each fault fires an alert in a real Prometheus (a quarter of an hour)
 	@$(BIN)/python -m load_tests.scenarios.alerts $(ARGS)
+
+images-check: install-dev ## build both images on a base of debootstrap, and stream a completion through them (a quarter of an hour; needs root)
+	@$(BIN)/python deploy/images_check.py $(ARGS)
 
 scorecard: install-dev ## prove which faults are survived, with real processes (minutes; ARGS="--rows 1,4")
 	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)
