@@ -32,7 +32,7 @@ from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial
 SPARE = "127.0.0.44"
 PODS = (DECODE, SPARE)
 NEWER, BROKEN = "00aa00aa00aa", "dead00dead00"
-COMMAND_S = 120.0
+COMMAND_S = RESTART_S = 120.0
 STEP_S = 0.02
 
 
@@ -155,6 +155,43 @@ async def never_starts(trial: Trial, size: Upgrade) -> list[Figure]:
         operator.upgrade(OLD)
         await _until(cluster, operator.settled, "the rollback is done")
     return judged(outcomes, f"one of two decode replicas was away for {size.broken_s:g} s and more")
+
+
+async def redis_without_data(trial: Trial, size: Upgrade) -> list[Figure]:
+    """Redis restarts without a volume. The next head knows no node of the workers, so that these end, and
+    pods are made anew; the pool gets the replicas of its spec again, and not those of a command."""
+    async with (
+        release(trial) as (cluster, url),
+        under_load(trial, [_address(url)], size.load) as outcomes,
+    ):
+        engines = {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)}
+        began = trial.clock.now()
+        await asyncio.to_thread(cluster.redis.kill)
+        await asyncio.to_thread(cluster.redis.start)
+        await asyncio.to_thread(cluster.processes["head"].wait, RESTART_S)
+        await _until(cluster, lambda: _revived(cluster, url), "new pods serve")
+        took_s = trial.clock.now() - began
+        if any(cluster.replica(ip) == pid for ip, pid in engines.items()):
+            raise NotProven("an engine has outlived the state of Ray's head")
+    errors = [each for each in outcomes if each.error]
+    wrong = [each for each in outcomes if not each.error and not each.exact]
+    return [
+        Figure("until both pools serve again", took_s, "s", "lower"),
+        Figure("failed requests", len(errors), "requests", "lower", note=f"of {len(outcomes)}"),
+        Figure("streams with a lost, repeated or wrong token", len(wrong), "streams", "lower", 0.0),
+    ]
+
+
+def _revived(cluster: PodCluster, url: str) -> bool:
+    """As KubeRay: restart the head and make pods anew, until both pools serve."""
+    if cluster.processes["head"].poll() is not None:
+        # Ray may not have been up.
+        cluster.heads = len(cluster.events("head", "ray"))
+        cluster.head()
+    for pool, ip in (("prefill", PREFILL), ("decode", DECODE), ("decode", SPARE)):
+        if cluster.processes[ip].poll() is not None:
+            cluster.worker(pool, ip)
+    return cluster.running() == {"prefill": 1, "decode": 1} and ready_workers(url) == 2
 
 
 def _ended(cluster: PodCluster) -> list[str]:

@@ -19,7 +19,7 @@ import uvloop
 from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.cluster.certificates import Renewals, renewed_under_load
 from load_tests.scenarios.cluster.nodes import RESUME_WINDOW_S, Cut, Drained, cut_off, drained
-from load_tests.scenarios.cluster.releases import Upgrade, never_starts, two_in_a_row
+from load_tests.scenarios.cluster.releases import Upgrade, never_starts, redis_without_data, two_in_a_row
 from load_tests.scenarios.scaling import merged
 from load_tests.scenarios.scorecard.common import Figure, Trial
 
@@ -44,6 +44,10 @@ LOSSES: Mapping[str, tuple[str, Callable[[Trial], Awaitable[list[Figure]]]]] = {
     "rollback": (
         "an upgrade whose image never starts, and its rollback",
         lambda trial: never_starts(trial, Upgrade()),
+    ),
+    "redis-without-data": (
+        "Redis restarts without a volume",
+        lambda trial: redis_without_data(trial, Upgrade()),
     ),
     "certificates": (
         "certificates are renewed",
