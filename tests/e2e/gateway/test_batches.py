@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,10 @@ async def submitted(
     return await client.batches.create(
         input_file_id=file.id, endpoint=endpoint, **{"completion_window": "24h", **more}
     )
+
+
+async def submitted_again(client: openai.AsyncOpenAI, file: str) -> Any:
+    return await client.batches.create(input_file_id=file, endpoint=CHAT, completion_window="24h")
 
 
 async def ended(client: openai.AsyncOpenAI, name: str) -> Any:
@@ -352,6 +357,49 @@ async def test_a_purpose_other_than_batch_is_refused(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.files.create(file=("a.jsonl", b"{}"), purpose="assistants")
         assert refused.value.param == "purpose"
+
+
+async def test_tenants_see_their_own_files_and_batches_only(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    names = {"one": "a", "other": "b"}
+    keys.write_text("".join(f"{sha256(key.encode()).hexdigest()} tenant={t}\n" for t, key in names.items()))
+    spec = GatewaySpec(
+        port=0,
+        drain_timeout_s=0.0,
+        api_keys_file=str(keys),
+        batches=BatchesSpec(storage=str(tmp_path / "batches")),
+    )
+    tenancy = {"tenants": [{"name": name} for name in names]}
+    async with (
+        serving(spec, tenancy=tenancy) as edge,  # type: ignore[arg-type]
+        client_of(edge, api_key="a") as one,
+        client_of(edge, api_key="b") as other,
+    ):
+        edge.router.script = answer
+        batch = await ended(one, (await submitted(one, [line(0)])).id)
+        assert {stream.request.tenant for stream in edge.router.streams} == {"one"}
+        assert (await other.files.list()).data == (await other.batches.list()).data == []
+        for call in (
+            lambda: other.files.content(batch.output_file_id),
+            lambda: other.files.delete(batch.input_file_id),
+            lambda: other.batches.retrieve(batch.id),
+            lambda: other.batches.cancel(batch.id),
+            lambda: submitted_again(other, batch.input_file_id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call()
+
+
+async def test_a_key_creates_batches_of_its_scopes_only(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{sha256(b'a').hexdigest()} scopes=embeddings\n")
+    batches = BatchesSpec(storage=str(tmp_path / "batches"))
+    spec = GatewaySpec(port=0, drain_timeout_s=0.0, api_keys_file=str(keys), batches=batches)
+    async with serving(spec) as edge, client_of(edge, api_key="a") as client:
+        file = await client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await submitted_again(client, file.id)
+        assert refused.value.code == "insufficient_scope"
 
 
 async def test_without_a_folder_the_endpoints_say_so() -> None:

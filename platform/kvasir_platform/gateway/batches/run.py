@@ -203,10 +203,8 @@ class BatchRun:
     def _start_some(self) -> float | None:
         """Start lines while the pace allows. Return the time until more may start, None if that takes an
         event."""
-        if self._over is not None:
-            return None
         for _ in range(_SLICE):
-            if not self._waiting or len(self._results) >= _MOST_RESULTS:
+            if self._over is not None or not self._waiting or len(self._results) >= _MOST_RESULTS:
                 return None
             wait_s = self._pace.wait_s(self._context.clock.now())
             if wait_s != 0.0:

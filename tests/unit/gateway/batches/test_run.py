@@ -1,0 +1,210 @@
+"""One batch at work: expiry, lost leases, storage that fails, and a process that stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from tests.kit.skipping_clock import SkippingClock
+
+from kvasir.config.spec.edge import BatchesSpec
+from kvasir.core.errors import CapacityError
+from kvasir_platform.gateway.batches.line_exchange import LineExchange
+from kvasir_platform.gateway.batches.pace import LinePace
+from kvasir_platform.gateway.batches.run import BatchContext, BatchRun
+from kvasir_platform.gateway.batches.schema import BatchObject, CreateBatchBody
+from kvasir_platform.gateway.batches.storage.local_storage import FileLease, LocalStorage
+from kvasir_platform.gateway.batches.stored_batches import StoredBatches
+from kvasir_platform.gateway.batches.stored_files import StoredFiles
+from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.tenants.caller import Caller
+
+NAME, FILE, PATH = "batch_" + "0" * 24, "file-" + "0" * 24, "/v1/completions"
+T = TypeVar("T")
+
+
+class FailingStorage(LocalStorage):
+    """Fails the next `failures` times that a result is stored."""
+
+    failures = 0
+
+    def put(self, key: str, pieces: Any) -> None:
+        if "/journals/" in key and self.failures:
+            self.failures -= 1
+            raise CapacityError("full", code="storage_unavailable")
+        super().put(key, pieces)
+
+
+class LosableLease(FileLease):
+    """Is lost when `lost` is set."""
+
+    lost = False
+
+    def keep(self, name: str) -> bool:
+        return not self.lost and super().keep(name)
+
+
+@dataclass
+class Bench:
+    """A batch of five lines in a folder, whose lines `handle` gets."""
+
+    folder: Path
+    handle: Callable[[LineExchange], None] = lambda exchange: exchange.respond(200, b'{"usage": null}')
+    now_s: float = 1e9
+    exchanges: list[LineExchange] = field(default_factory=list)
+    storage: FailingStorage = field(init=False)
+    lease: LosableLease = field(init=False)
+    batches: StoredBatches = field(init=False)
+    files: StoredFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.storage, self.lease = FailingStorage(self.folder), LosableLease(self.folder / "leases")
+        self.batches = StoredBatches(self.storage, BatchesSpec(), lambda: self.now_s)
+        self.files = StoredFiles(self.storage, BatchesSpec(), lambda: self.now_s)
+        body = {"model": "m", "prompt": "x"}
+        rows = [{"custom_id": f"c{i}", "method": "POST", "url": PATH, "body": body} for i in range(5)]
+        content = "\n".join(map(json.dumps, rows)).encode()
+        self.files.put("t", FILE, "lines.jsonl", "batch", [content])
+        asked = CreateBatchBody(input_file_id=FILE, endpoint=PATH, completion_window="1h")
+        self.batches.create("t", NAME, asked)
+
+    def run(self, lines: int = 1) -> BatchRun:
+        """One more process that takes the work, `lines` at a time."""
+
+        def took(_: Caller, exchange: Exchange) -> None:
+            line = cast("LineExchange", exchange)
+            self.exchanges.append(line)
+            self.handle(line)
+
+        def later(step: Callable[[], T]) -> Awaitable[T]:
+            return asyncio.get_running_loop().run_in_executor(None, step)
+
+        context = BatchContext(
+            BatchesSpec(),
+            1 << 20,
+            self.storage,
+            self.lease,
+            self.files,
+            self.batches,
+            {PATH: took},
+            lambda _: cast("Caller", None),
+            lambda exchange, error: exchange.fail(cast("Exception", error)),
+            later,
+            lambda: f"{len(self.exchanges):024x}",
+            SkippingClock(),
+            lambda: self.now_s,
+        )
+        token = self.lease.take(NAME)
+        assert token is not None
+        return BatchRun(context, "t", NAME, token, LinePace(lambda: lines))
+
+    def shown(self) -> BatchObject:
+        return self.batches.show("t", NAME)
+
+    def rows(self, file: str | None) -> list[dict[str, Any]]:
+        assert file is not None
+        return [json.loads(row) for row in self.files.content("t", file).splitlines()]
+
+
+async def test_a_batch_that_expires_keeps_its_results_and_names_the_lines_that_did_not_run(
+    tmp_path: Path,
+) -> None:
+    def handle(exchange: LineExchange) -> None:
+        if exchange.number == 2:
+            bench.now_s += 3601
+            run.look()
+        asyncio.get_running_loop().call_later(0.05, exchange.respond, 200, b"{}")
+
+    bench = Bench(tmp_path, handle)
+    run = bench.run()
+    assert await run.run()
+    shown = bench.shown()
+    assert (shown.status, shown.expired_at) == ("expired", int(bench.now_s))
+    assert [row["custom_id"] for row in bench.rows(shown.output_file_id)] == ["c0", "c1", "c2"]
+    left = bench.rows(shown.error_file_id)
+    assert [(row["custom_id"], row["error"]["code"]) for row in left] == [
+        ("c3", "batch_expired"),
+        ("c4", "batch_expired"),
+    ]
+    assert bench.batches.open() == []
+
+
+async def test_a_process_that_lost_its_lease_ends_its_lines_and_stores_nothing_of_them(
+    tmp_path: Path,
+) -> None:
+    gone: list[str] = []
+
+    def handle(exchange: LineExchange) -> None:
+        exchange.on_gone = gone.append
+        bench.lease.lost = True
+        run.look()
+
+    bench = Bench(tmp_path, handle)
+    run = bench.run(2)
+    assert not await run.run()
+    assert gone == ["client_closed"] * len(bench.exchanges)
+    bench.lease.release(NAME, done=False)
+    bench.lease.lost = False
+    bench.handle = Bench.handle
+    assert await bench.run(2).run()
+    assert bench.shown().request_counts.completed == 5
+
+
+async def test_results_wait_for_a_storage_that_fails_for_a_while(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.storage.failures = 3
+    assert await bench.run(5).run()
+    shown = bench.shown()
+    assert (shown.status, shown.request_counts.completed) == ("completed", 5)
+    assert len(bench.exchanges) == 5
+
+
+async def test_a_process_that_stops_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    def handle(exchange: LineExchange) -> None:
+        if exchange.number < 2:
+            exchange.respond(200, b"{}")
+        else:
+            run.stop()
+            run.abandon()
+
+    bench = Bench(tmp_path, handle)
+    run = bench.run()
+    assert not await run.run()
+    bench.lease.release(NAME, done=False)
+    bench.handle = Bench.handle
+    assert await bench.run().run()
+    assert sorted(exchange.number for exchange in bench.exchanges) == [0, 1, 2, 2, 3, 4]
+    assert bench.shown().request_counts.completed == 5
+
+
+async def test_a_batch_whose_file_is_gone_fails(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.files.remove("t", FILE)
+    assert await bench.run().run()
+    shown = bench.shown()
+    assert shown.errors is not None
+    assert (shown.status, shown.errors.data[0].code) == ("failed", "file_not_found")
+
+
+async def test_a_crash_between_the_last_states_is_made_up_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert await bench.run().run()
+    # As if the process had ended before it removed the mark.
+    bench.storage.put(f"open/t.{NAME}", [b""])
+    bench.lease.release(NAME, done=True)
+    assert await bench.run().run()
+    assert bench.batches.open() == []
+    assert len(bench.exchanges) == 5
+
+
+def test_what_is_too_old_is_removed_and_what_runs_is_not(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.now_s += BatchesSpec().retention_s + 1
+    bench.files.expire("t")
+    bench.batches.expire("t")
+    assert bench.files.page("t", b"").data == []
+    assert bench.shown().status == "validating"
