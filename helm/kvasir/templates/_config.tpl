@@ -7,6 +7,9 @@
 {{- $tls := dict "cert_file" "/etc/kvasir/gateway-tls/tls.crt" "key_file" "/etc/kvasir/gateway-tls/tls.key" -}}
 {{- $_ := set $gateway "tls" $tls -}}
 {{- end -}}
+{{- if .Values.batches.enabled -}}
+{{- $_ := set $gateway "batches" (dict "storage" "/batches") -}}
+{{- end -}}
 {{- $worker := dict "host" "pod" "session_token_file" "/etc/kvasir/session/token" -}}
 {{- if .Values.compileCache.enabled -}}
 {{- $_ := set $worker "compile_cache_dir" "/compiled" -}}

@@ -163,3 +163,7 @@ initContainers:
 {{- define "kvasir.compiled.claim" -}}
 {{- default (include "kvasir.name" (dict "root" . "suffix" "compiled")) .Values.compileCache.existingClaim -}}
 {{- end -}}
+
+{{- define "kvasir.batches.claim" -}}
+{{- default (include "kvasir.name" (dict "root" . "suffix" "batches")) .Values.batches.existingClaim -}}
+{{- end -}}

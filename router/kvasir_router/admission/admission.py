@@ -24,7 +24,7 @@ from kvasir.ports.routing import Plan
 from kvasir_router.admission.contract import AdmissionRules, AdmissionTicket
 from kvasir_router.admission.fair_admission import FairAdmission
 from kvasir_router.admission.fair_queue import LANES, LONG, SHORT, Key, key_of
-from kvasir_router.admission.room import Room
+from kvasir_router.admission.room import SPARE, Room
 from kvasir_router.admission.waits import no_spare_capacity
 from kvasir_router.fleet.fleet import Fleet
 
@@ -275,6 +275,6 @@ class Admission(FairAdmission):
         return self._room
 
     def _over(self, ticket: AdmissionTicket) -> int:
-        """Which limits of places hold for the request: 1 if its tenant is above its share, else 0; 2 for
+        """Which limits of places hold for the request: 1 if its tenant is above its share, else 0; SPARE for
         spare capacity only."""
-        return 2 if ticket.spare else self._shares.over(*self._holder(ticket))
+        return SPARE if ticket.spare else self._shares.over(*self._holder(ticket))

@@ -40,6 +40,9 @@ _PREFILL_FIXED, _STEP_FIXED, _STEP_STREAM = 0, 2, 3
 _NO_LIMIT = 1 << 60
 _GRAIN_S = 1e-3
 """Margin added to predicted times, so that rounding does not cause repeated checks."""
+SPARE = 2
+"""Which limits hold for requests that run in spare capacity; 0 and 1 are within and above a tenant's
+share."""
 _ENOUGH_PLACES = 4
 """With fewer places, none is kept for other tenants: one would be too large a part of them."""
 
@@ -217,7 +220,11 @@ class Room:
             self.booking = Booking(self._columns.targets[rows[int(free.argmax())]], tokens)
 
     def _kept(self, places: _Rows, *, over: int) -> int:
-        """Number of idle places that are kept from a tenant above its share."""
+        """Number of idle places that are kept from a tenant above its share, or from spare capacity: a prompt
+        that is being computed delays the next one, so others must find places without one."""
+        if over == SPARE:
+            part = 1.0 - self._rules.spare_share / 2
+            return max(0, min(len(places.listed) - 1, math.ceil(part * len(places.listed))))
         if not over or len(places.listed) < _ENOUGH_PLACES:
             return 0
         return min(len(places.listed) - 1, math.ceil(self._rules.spare * len(places.listed)))

@@ -62,8 +62,10 @@ class AdmissionSpec(Spec):
     spare: float = Field(default=0.05, ge=0, lt=1)
     """Fraction of the KV cache and of batch slots that tenants above their share cannot use."""
     spare_share: float = Field(default=0.5, gt=0, le=1)
-    """Fraction of the KV cache and of batch slots up to which lines of batches (see gateway.batches) start,
-    all that runs on a worker included. They never wait in the queue: the rest is free for other requests."""
+    """Fraction of the KV cache and of batch slots of a worker up to which lines of batches (see
+    gateway.batches) start, with all that runs there. They never wait in the queue, and a line starts only
+    while more than 1 - spare_share / 2 of the workers have no prompt to compute, so that others find such a
+    worker."""
     prefill_ahead_s: float = Field(default=0.1, gt=0)
     """A worker receives another prompt when it has less than this left to compute. Larger values give larger
     batches; smaller values leave more of the order to the router."""
