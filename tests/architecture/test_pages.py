@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, Regret
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import OK, REASONS
 from kvasir.telemetry.route_series import RolloutStats
-from kvasir.telemetry.tenant_series import RateLimitStats, TenantStats, TenantUsage
+from kvasir.telemetry.tenant_series import BatchStats, RateLimitStats, TenantStats, TenantUsage
 from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.cli.main import parser
 
@@ -52,6 +53,7 @@ def every_series() -> set[str]:
     metrics.track_tenants(
         lambda: TenantStats((TenantUsage("t"),), RateLimitStats(shared=True, local_decisions=0))
     )
+    metrics.track_batches(lambda: BatchStats(lines=Counter(answered=1)))
     metrics.track_certificate(lambda: 0.0)
     metrics.track_discovery(lambda: 0.0)
     metrics.track_tokenizer("m", lambda: TokenizerStats(fast=True))

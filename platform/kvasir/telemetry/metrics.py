@@ -35,7 +35,7 @@ from kvasir.telemetry.router_series import (
 )
 from kvasir.telemetry.series import MetricDefinition, SeriesCollector, SeriesTable
 from kvasir.telemetry.spans import recorded_parent
-from kvasir.telemetry.tenant_series import LIMITS, USAGE, TenantStats
+from kvasir.telemetry.tenant_series import BATCHES, LIMITS, USAGE, BatchStats, TenantStats
 from kvasir.telemetry.tokenizer_series import TOKENIZERS, TokenizerStats
 from kvasir.telemetry.worker_series import WORKERS
 
@@ -114,6 +114,7 @@ class Metrics:
         self._regret = self._collector(REGRET)
         self._scaling = self._collector(POOLS, FORECASTS, PLANNER)
         self._tenants = self._collector(USAGE, LIMITS)
+        self._batches = self._collector(BATCHES)
         self._tokenizer = self._collector(TOKENIZERS)
         self._discovery_stale_s: Callable[[], float] = lambda: 0.0
         times = {name: self._histogram(f"{name}_seconds", text, bounds) for name, text, bounds in _TIMES}
@@ -167,6 +168,10 @@ class Metrics:
     def track_tenants(self, read: Callable[[], TenantStats]) -> None:
         """Read the usage of tenants from `read` at every scrape."""
         self._tenants.read = read
+
+    def track_batches(self, read: Callable[[], BatchStats]) -> None:
+        """Read the counts of batches from `read` at every scrape."""
+        self._batches.read = read
 
     def track_tokenizer(self, model: str, read: Callable[[], TokenizerStats]) -> None:
         """Read the statistics of the tokenizer of `model` from `read` at every scrape."""

@@ -1,8 +1,9 @@
-"""Prometheus metrics of tenant usage, collected at scrape time. Labels are tenant names from the deployment
-spec, so cardinality is bounded; API keys and callers are never labels."""
+"""Prometheus metrics of what tenants use, and of batches, collected at scrape time. Labels are tenant names
+from the deployment spec, so cardinality is bounded; API keys and callers are never labels."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from kvasir.telemetry.series import SeriesTable, counter, gauge, single
@@ -77,4 +78,24 @@ LIMITS: SeriesTable[TenantStats] = SeriesTable(
         "Rate limit decisions that a router made from its own counters because Redis did not answer",
         "local_decisions",
     ),
+)
+
+
+@dataclass(slots=True)
+class BatchStats:
+    """Counts of one process. `lines` are by what became of them: `answered` and `failed` have a result, those
+    `sent_again` found no capacity or lost their worker."""
+
+    running: int = 0
+    lines_running: int = 0
+    lines: Counter[str] = field(default_factory=Counter)
+
+
+BATCHES: SeriesTable[BatchStats] = SeriesTable(
+    "kvasir_batch_",
+    (),
+    single,
+    gauge("batches_running", "Batches that the process works on", "running"),
+    gauge("lines_running", "Lines of batches that run", "lines_running"),
+    counter("lines", "Lines of batches: answered, failed, or sent again", "lines", "outcome"),
 )

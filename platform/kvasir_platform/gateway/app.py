@@ -156,12 +156,7 @@ class Gateway:
         self._batches = BatchService(
             spec,
             callers,
-            {
-                "/v1/chat/completions": self._api.chat,
-                "/v1/completions": self._api.completion,
-                "/v1/embeddings": self._embeddings.embed,
-                RESPONSES: self._responses.create,
-            },
+            (self._api.chat, self._api.completion, self._embeddings.embed, self._responses.create),
             answer=self._errors.answer,
             new_id=self._new_id,
             clock=clock,
@@ -170,6 +165,7 @@ class Gateway:
         )
         metrics.track_in_flight(self._in_flight)
         metrics.track_tenants(callers.figures)
+        metrics.track_batches(lambda: self._batches.stats)
         for model in models.models:
             metrics.track_tokenizer(model.name, model.tokenizer.sizes)
         self._pages = Pages(models, requests, created=int(wall()))
@@ -253,11 +249,10 @@ class Gateway:
             **dict.fromkeys(DETOKENIZE, ("POST", self._charged(texts.detokenize, 0, TOKENIZE_SCOPES))),
             "/": ("GET", _everyones(self._about.about)),
             "/version": ("GET", self._callers_own(self._about.version, None)),
-            "/health": ("GET", _everyones(pages.ready)),
             "/ping": ("GET or POST", _everyones(pages.ready)),
             MODELS: ("GET", _either_key(self._callers_own(pages.models, None))),
             HEALTH_LIVE: ("GET", _everyones(pages.live)),
-            HEALTH_READY: ("GET", _everyones(pages.ready)),
+            **dict.fromkeys((HEALTH_READY, "/health"), ("GET", _everyones(pages.ready))),
             "/metrics": ("GET", self._operators(operate.metrics)),
             "/status": ("GET", self._operators(operate.status)),
             CONSOLE: ("GET", _everyones(self._console.serve)),
@@ -284,9 +279,8 @@ class Gateway:
             return found
         if path.startswith(RESPONSES + "/"):
             return self._response_route(path)
-        if (found_batch := self._batches.api.route(path)) is not None:
-            method, handler = found_batch
-            return method, self._callers_own(handler, TOKENIZE_SCOPES)
+        if (batches := self._batches.api.route(path)) is not None:
+            return batches[0], self._callers_own(batches[1], TOKENIZE_SCOPES)
         for beginning, route in self._item_routes.items():
             if path.startswith(beginning):
                 return route

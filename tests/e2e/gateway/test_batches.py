@@ -371,7 +371,7 @@ async def test_tenants_see_their_own_files_and_batches_only(tmp_path: Path) -> N
     )
     tenancy = {"tenants": [{"name": name} for name in names]}
     async with (
-        serving(spec, tenancy=tenancy) as edge,  # type: ignore[arg-type]
+        serving(spec, tenancy=tenancy) as edge,
         client_of(edge, api_key="a") as one,
         client_of(edge, api_key="b") as other,
     ):

@@ -18,6 +18,7 @@ from kvasir.core.errors import CapacityError, RequestError, UpstreamError
 from kvasir.ports.clock import Clock
 from kvasir.ports.storage import ObjectStorage, WorkLease
 from kvasir.telemetry.reasons import CLIENT_CLOSED
+from kvasir.telemetry.tenant_series import BatchStats
 from kvasir_platform.gateway.batches.journal import Journal, LineResult
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.lines import BatchLines
@@ -78,6 +79,7 @@ class BatchContext:
     new_id: Callable[[], str]
     clock: Clock
     wall: Callable[[], float]
+    stats: BatchStats
 
 
 class BatchRun:
@@ -111,6 +113,7 @@ class BatchRun:
         for exchange in list(self._running.values()):
             self._pace.dropped()
             exchange.gone(CLIENT_CLOSED)
+        self._context.stats.lines_running -= len(self._running)
         self._running.clear()
         self._wake.set()
 
@@ -224,6 +227,7 @@ class BatchRun:
             done=self._note,
         )
         self._pace.started()
+        context.stats.lines_running += 1
         self._running[number] = exchange
         try:
             context.endpoints[endpoint](context.callers(self._tenant), exchange)
@@ -241,16 +245,22 @@ class BatchRun:
             number, error = exchange.number, exchange.error
             if self._running.pop(number, None) is None:
                 continue
+            stats = self._context.stats
+            stats.lines_running -= 1
             if isinstance(error, CapacityError):
                 self._pace.refused(self._context.clock.now())
                 self._waiting.appendleft(number)
+                stats.lines["sent_again"] += 1
                 continue
             self._pace.ended()
             self._tries[number] += isinstance(error, UpstreamError)
             if isinstance(error, UpstreamError) and self._tries[number] < _TRIES:
                 self._waiting.append(number)
+                stats.lines["sent_again"] += 1
             else:
-                self._results.append(result_of(exchange, self._lines.line(number).custom_id))
+                result = result_of(exchange, self._lines.line(number).custom_id)
+                stats.lines["answered" if result.ok else "failed"] += 1
+                self._results.append(result)
 
     # -- results
 

@@ -83,6 +83,7 @@ class BatchRunner:
             if self._stopping:
                 run.stop()
             self._runs[name] = (run, task)
+            context.stats.running = len(self._runs)
 
     def _share(self) -> int:
         """Return how many lines of one batch may run."""
@@ -99,5 +100,6 @@ class BatchRunner:
             _log.exception("the work on batch %s failed; it goes on later", name)
         finally:
             del self._runs[name]
+            self._context.stats.running = len(self._runs)
             await self._context.later(lambda: self._context.lease.release(name, done=ended))
             self._wake.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -11,9 +11,11 @@ from typing import TypeVar
 from kvasir.config.spec.edge import GatewaySpec
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.storage import ObjectStorage, WorkLease
+from kvasir.telemetry.tenant_series import BatchStats
 from kvasir_platform.gateway.batches.api import BatchesApi, Handler
 from kvasir_platform.gateway.batches.run import BatchContext
 from kvasir_platform.gateway.batches.runner import BatchRunner
+from kvasir_platform.gateway.batches.schema import ENDPOINTS
 from kvasir_platform.gateway.batches.storage.local_storage import FileLease, LocalStorage
 from kvasir_platform.gateway.batches.stored_batches import StoredBatches
 from kvasir_platform.gateway.batches.stored_files import StoredFiles
@@ -33,7 +35,7 @@ class BatchService:
         self,
         spec: GatewaySpec,
         callers: Callers,
-        endpoints: Mapping[str, Handler],
+        endpoints: Sequence[Handler],
         *,
         answer: Callable[[Exchange, BaseException], None],
         new_id: Callable[[], str],
@@ -41,6 +43,7 @@ class BatchService:
         wall: Callable[[], float],
         rng: Rng,
     ) -> None:
+        self.stats = BatchStats()
         self._runner: BatchRunner | None = None
         self._threads: ThreadPoolExecutor | None = None
         context: BatchContext | None = None
@@ -54,13 +57,14 @@ class BatchService:
                 lease,
                 StoredFiles(storage, spec.batches, wall),
                 StoredBatches(storage, spec.batches, wall),
-                endpoints,
+                dict(zip(ENDPOINTS, endpoints, strict=True)),
                 callers.of_batches,
                 answer,
                 self._later,
                 new_id,
                 clock,
                 wall,
+                self.stats,
             )
             self._runner = BatchRunner(context, callers.tenants)
         self._serving: asyncio.Task[None] | None = None

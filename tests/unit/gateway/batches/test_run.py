@@ -13,6 +13,7 @@ from tests.kit.skipping_clock import SkippingClock
 
 from kvasir.config.spec.edge import BatchesSpec
 from kvasir.core.errors import CapacityError
+from kvasir.telemetry.tenant_series import BatchStats
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.pace import LinePace
 from kvasir_platform.gateway.batches.run import BatchContext, BatchRun
@@ -56,6 +57,7 @@ class Bench:
     handle: Callable[[LineExchange], None] = lambda exchange: exchange.respond(200, b'{"usage": null}')
     now_s: float = 1e9
     exchanges: list[LineExchange] = field(default_factory=list)
+    stats: BatchStats = field(default_factory=BatchStats)
     storage: FailingStorage = field(init=False)
     lease: LosableLease = field(init=False)
     batches: StoredBatches = field(init=False)
@@ -97,6 +99,7 @@ class Bench:
             lambda: f"{len(self.exchanges):024x}",
             SkippingClock(),
             lambda: self.now_s,
+            self.stats,
         )
         token = self.lease.take(NAME)
         assert token is not None
@@ -161,6 +164,7 @@ async def test_results_wait_for_a_storage_that_fails_for_a_while(tmp_path: Path)
     shown = bench.shown()
     assert (shown.status, shown.request_counts.completed) == ("completed", 5)
     assert len(bench.exchanges) == 5
+    assert (bench.stats.lines, bench.stats.lines_running) == ({"answered": 5}, 0)
 
 
 async def test_a_process_that_stops_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
