@@ -60,6 +60,18 @@ def test_an_object_whose_pieces_fail_is_not_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a") == []
 
 
+def test_a_folder_without_objects_is_not_kept(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for key in ("a/b/1", "a/b/2"):
+        storage.put(key, [b"x"])
+    storage.remove("a/b/1")
+    assert storage.names("a/b") == ["2"]
+    storage.remove("a/b/2")
+    assert os.listdir(tmp_path / "a") == []
+    storage.put("a/b/3", [b"x"])
+    assert storage.names("a/b") == ["3"]
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file")
     with pytest.raises(CapacityError) as refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from kvasir.core.errors import CapacityError
 
 _DRAFT = ".draft-"
+_TRIES = 8
 
 
 @contextlib.contextmanager
@@ -34,8 +36,7 @@ class LocalStorage:
         """See ObjectStorage: the file is complete and on the disk before it has its name."""
         path = self._folder / key
         with _named_errors(key):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, draft = tempfile.mkstemp(prefix=_DRAFT, dir=path.parent)
+            handle, draft = _draft(path.parent)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.writelines(pieces)
@@ -58,7 +59,10 @@ class LocalStorage:
     def remove(self, key: str) -> None:
         """See ObjectStorage."""
         with _named_errors(key), contextlib.suppress(FileNotFoundError):
-            (self._folder / key).unlink()
+            path = self._folder / key
+            path.unlink()
+            with contextlib.suppress(OSError):  # others are in it
+                path.parent.rmdir()
 
     def names(self, folder: str) -> list[str]:
         """See ObjectStorage."""
@@ -111,6 +115,16 @@ class FileLease:
                 with contextlib.suppress(FileNotFoundError):
                     (self._folder / name).unlink()
             os.close(handle)
+
+
+def _draft(folder: Path) -> tuple[int, str]:
+    """Return a new file in a folder, open and by name. Between the two steps another process may remove the
+    folder because it is empty."""
+    for _ in range(_TRIES):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return tempfile.mkstemp(prefix=_DRAFT, dir=folder)
+    raise FileNotFoundError(errno.ENOENT, "it is removed again and again", folder)
 
 
 def _sync_folder(folder: Path) -> None:
