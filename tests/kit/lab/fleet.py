@@ -23,6 +23,7 @@ from tests.kit.lab.netns import Namespace
 from tests.kit.lab.processes import LabProcess, Processes, Proof
 from tests.kit.lab.proxy import TcpProxy
 
+from kvasir.config.spec.base import Spec
 from kvasir.config.spec.deployment import Deployment
 from kvasir.config.spec.workers import TlsSpec
 from kvasir.ports.clock import Clock
@@ -79,7 +80,7 @@ class Layout:
 class Fleet:
     """Starts all of `layout` for `deployment` in `folder`; fills in discovery and ports. Use as `async with`:
     afterwards no process and no namespace remains. `key` is an operator's key, if the deployment requires
-    keys."""
+    keys. `prefix` begins the command of every process that is started from then on."""
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class Fleet:
     ) -> None:
         self.clock = clock
         self.key = key
+        self.prefix: list[str] = []
         self.workers: list[LabWorker] = []
         self.routers: list[LabRouter] = []
         self._folder = folder
@@ -158,7 +160,7 @@ class Fleet:
     async def add_router(self) -> LabRouter:
         """Start another router; it listens when this returns, without sessions yet."""
         name = self._name("router")
-        argv = [*_module("kvasir_platform.apps.router_app"), "--deployment", str(self._router_file())]
+        argv = [*self._module("kvasir_platform.apps.router_app"), "--deployment", str(self._router_file())]
         process, said = await self._processes.start_ready(name, argv, "listening")
         router = LabRouter(name, str(said["address"]), process)
         self.routers.append(router)
@@ -222,8 +224,8 @@ class Fleet:
             worker.address = proxy.address
         spec = self._deployment.worker.model_copy(update={"host": host})
         discovery = {"kind": "static", "endpoints": [f"{pool}={host}:{port}"]}
-        file = self._write(worker.name, {"worker": spec.model_dump(mode="json"), "discovery": discovery})
-        argv = [*_module("kvasir_platform.apps.worker_node"), "--deployment", str(file), "--pool", pool]
+        file = self._write(worker.name, {"worker": _stated(spec), "discovery": discovery})
+        argv = [*self._module("kvasir_platform.apps.worker_node"), "--deployment", str(file), "--pool", pool]
         argv += ["--port", str(port)]
         worker.command = argv if worker.namespace is None else worker.namespace.command(argv)
         return worker
@@ -237,24 +239,27 @@ class Fleet:
         return self._write(
             "router",
             {
-                "gateway": edge.model_dump(mode="json"),
+                "gateway": _stated(edge),
                 "discovery": {"kind": "static", "endpoints": endpoints},
             },
         )
 
     def _write(self, name: str, changes: Mapping[str, Any]) -> Path:
-        # JSON is valid YAML.
+        # JSON is valid YAML. Only what the spec states: a build of another version knows other defaults.
         path = self._folder / f"{name}.yaml"
-        path.write_text(json.dumps(self._deployment.model_dump(mode="json") | dict(changes)))
+        path.write_text(json.dumps(_stated(self._deployment) | dict(changes)))
         return path
+
+    def _module(self, name: str) -> list[str]:
+        return [*self.prefix, sys.executable, "-m", name]
 
     def _name(self, kind: str) -> str:
         self._names += 1
         return f"{kind}-{self._names}"
 
 
-def _module(name: str) -> list[str]:
-    return [sys.executable, "-m", name]
+def _stated(spec: Spec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude_unset=True)
 
 
 def _free_ports(rng: Random) -> Iterator[int]:
