@@ -16,9 +16,13 @@ Policy = Callable[[Release], Iterator[str]]
 
 SERVING = ("router", "worker")
 LONG_RUNNING = (*SERVING, "head", "redis")
-TALKS_TO_THE_API_SERVER = {"router", "certify", "uninstall"}
+TALKS_TO_THE_API_SERVER = {"router", "picker", "certify", "uninstall"}
 RULES_ALLOWED = {
     "router": [(("discovery.k8s.io",), ("endpointslices",), ("list", "watch"))],
+    "picker": [
+        (("inference.networking.k8s.io",), ("inferencepools",), ("list",)),
+        (("",), ("pods",), ("list",)),
+    ],
     "certify": [(("",), ("secrets",), ("get", "patch"))],
     "uninstall": [
         (("ray.io",), ("rayclusters",), ("get", "delete", "patch")),

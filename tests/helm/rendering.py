@@ -131,6 +131,7 @@ def everything() -> Release:
             "compileCache": {"enabled": True},
             "ingress": {"enabled": True, "hosts": ["a.example.com"]},
             "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+            "inferencePool": {"enabled": True, "picker": {"tls": {"secretName": "picker"}}},
             "monitoring": {
                 "serviceMonitor": {"enabled": True},
                 "rules": {"enabled": True},

@@ -26,6 +26,7 @@ examples:
   kvasir batch submit requests.jsonl         run requests in capacity that others leave
   kvasir lora load NAME SOURCE               serve a LoRA adapter, without a restart
   kvasir rollout start ROUTE                 try a canary, which is promoted or rolled back by itself
+  kvasir picker --pool NAME                  pick model servers for a gateway with an InferencePool
   kvasir record traffic.jsonl                what arrives, how it goes and why, for replays; no content
   kvasir keys create --tenant research       an API key for a client
   kvasir down                                stop it, from any terminal

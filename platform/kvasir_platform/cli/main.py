@@ -38,6 +38,7 @@ from kvasir_platform.cli.help_texts import (
 from kvasir_platform.cli.keys_options import add_keys, run_keys
 from kvasir_platform.cli.live.arguments import LIVE, add_live, run_live
 from kvasir_platform.cli.lora_options import add_lora, run_lora
+from kvasir_platform.cli.picker_options import add_picker, run_picker
 from kvasir_platform.cli.plan.arguments import PLAN_EPILOG, add_plan_options
 from kvasir_platform.cli.record.arguments import add_record, run_record
 from kvasir_platform.cli.rollout_options import add_rollout, run_rollout
@@ -118,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     add_batch(commands, shared, gateway)
     add_rollout(commands, shared, gateway)
     add_record(commands, shared, gateway)
+    add_picker(add)
     add_bench(commands, shared)
     _add_config(commands, shared, spec)
     return top
@@ -219,6 +221,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "keys": lambda: run_keys(args, output),
         "lora": lambda: run_lora(args, _site(args), output),
         "batch": lambda: run_batch(args, _site(args), output),
+        "picker": lambda: run_picker(args),
         "rollout": lambda: run_rollout(args, _site(args), output),
         "record": lambda: run_record(args, partial(_site_at, args), output),
         "bench": lambda: run_bench(args, output),

@@ -1,0 +1,1 @@
+"""Generated messages of Envoy's external processing service; see third_party."""
