@@ -68,3 +68,10 @@ def test_without_canaries_it_says_how_to_have_one(gateway: Any, capsys: Any) -> 
     gateway.answers["/rollouts"] = (200, {"rollouts": []})
     assert rollout(gateway, "status") == 0
     assert "no route has a canary" in capsys.readouterr().out
+
+
+def test_explain_names_the_route_and_the_arm_of_a_request(gateway: Any, capsys: Any) -> None:
+    timeline = {"request_id": "r-1", "route": "chat", "arm": "v2"}
+    gateway.answers["/decisions/r"] = (200, {"request_id": "r", "decisions": [], "timelines": [timeline]})
+    assert main(["explain", "r", "--address", gateway.address]) == 0
+    assert "route chat: answered by its arm v2" in capsys.readouterr().out

@@ -218,6 +218,17 @@ async def test_operators_see_and_order_rollouts_over_http() -> None:
         assert (await edge.client.post("/rollouts/chat/explode", json={})).status_code == 404
 
 
+async def test_the_timeline_of_a_request_names_its_route_and_arm() -> None:
+    async with routed(ALIAS) as edge:
+        edge.router.script = None
+        sending = asyncio.create_task(edge.chat(headers={"x-request-id": "mine"}))
+        stream = await edge.router.submitted()
+        (timeline,) = (await edge.client.get("/decisions/mine")).json()["timelines"]
+        assert (timeline["route"], timeline["arm"], timeline["model"]) == ("chat", "second", "second")
+        edge.answer(stream)
+        assert (await sending).status_code == 200
+
+
 async def test_a_client_that_leaves_between_two_models_is_not_served() -> None:
     async with routed(FALLBACK) as edge:
         edge.router.script = None
