@@ -17,7 +17,7 @@ from kvasir.ports.responses import ResponseStore
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
-from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, error_format, with_bearer
+from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, either_key, error_format
 from kvasir_platform.gateway.batches.schema import FILES
 from kvasir_platform.gateway.batches.service import BatchService
 from kvasir_platform.gateway.catalog.models import ModelTable
@@ -129,9 +129,6 @@ class Gateway:
                 rollouts=rollouts,
             )
         models.loaded = requests.adapters
-        traffic = traffic_parts(
-            deployment, models, requests, shares, metrics=metrics, clock=clock, suffix=self._suffix
-        )
         self._errors = ErrorAnswers(metrics)
         context = GatewayContext(
             deployment,
@@ -146,7 +143,7 @@ class Gateway:
             wall,
             self._suffix,
             shared_prefixes(deployment, models),
-            traffic,
+            traffic_parts(deployment, models, requests, shares, self._suffix, metrics=metrics, clock=clock),
         )
         self._api = GenerateApi(context)
         self._responses = ResponsesApi(context, self._api, stored)
@@ -173,7 +170,7 @@ class Gateway:
         self._console = ConsoleSite()
         self._routes = self._route_table()
         self._item_routes: dict[str, _Route] = {
-            MODELS + "/": ("GET", _either_key(self._callers_own(self._pages.model, None))),
+            MODELS + "/": ("GET", either_key(self._callers_own(self._pages.model, None))),
             DECISIONS: ("GET", self._operators(self._operate.decision)),
             RECORDINGS: ("POST", self._operators(self._operate.recording, OPERATE_SCOPES)),
             ROLLOUTS + "/": ("POST", self._operators(self._operate.rollouts, OPERATE_SCOPES)),
@@ -240,8 +237,8 @@ class Gateway:
             "/v1/chat/completions": ("POST", self._charged(api.chat)),
             "/v1/completions": ("POST", self._charged(api.completion)),
             RESPONSES: ("POST", self._charged(self._responses.create)),
-            MESSAGES: ("POST", _either_key(self._charged(self._messages.create))),
-            COUNT_TOKENS: ("POST", _either_key(self._charged(self._messages.count, 0))),
+            MESSAGES: ("POST", either_key(self._charged(self._messages.create))),
+            COUNT_TOKENS: ("POST", either_key(self._charged(self._messages.count, 0))),
             "/v1/embeddings": ("POST", self._charged(vectors.embed, scopes=EMBEDDING_SCOPES)),
             **dict.fromkeys(RERANK, ("POST", self._charged(vectors.rerank, scopes=EMBEDDING_SCOPES))),
             **dict.fromkeys(SCORE, ("POST", self._charged(vectors.score, scopes=EMBEDDING_SCOPES))),
@@ -250,7 +247,7 @@ class Gateway:
             "/": ("GET", _everyones(self._about.about)),
             "/version": ("GET", self._callers_own(self._about.version, None)),
             "/ping": ("GET or POST", _everyones(pages.ready)),
-            MODELS: ("GET", _either_key(self._callers_own(pages.models, None))),
+            MODELS: ("GET", either_key(self._callers_own(pages.models, None))),
             HEALTH_LIVE: ("GET", _everyones(pages.live)),
             **dict.fromkeys((HEALTH_READY, "/health"), ("GET", _everyones(pages.ready))),
             "/metrics": ("GET", self._operators(operate.metrics)),
@@ -388,11 +385,6 @@ class Gateway:
 
     def _suffix(self) -> str:
         return f"{self._rng.getrandbits(32):08x}"
-
-
-def _either_key(admit: _Admit) -> _Admit:
-    """Return a route that takes an API key from `x-api-key` too."""
-    return lambda headers: admit(with_bearer(headers))
 
 
 def _everyones(handler: _Handler) -> _Admit:

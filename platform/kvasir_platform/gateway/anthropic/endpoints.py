@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from kvasir_platform.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat
+
+Admitted = TypeVar("Admitted")
+Admission = Callable[[Mapping[bytes, bytes]], Admitted]
+"""From a request's headers to what handles it."""
 
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
@@ -34,3 +39,10 @@ def with_bearer(headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
 def error_format(path: str, headers: Mapping[bytes, bytes]) -> ErrorFormat:
     """Return the form of errors that the client of a request understands."""
     return ANTHROPIC_ERRORS if wants_anthropic(path, headers) else OPENAI_ERRORS
+
+
+def either_key(
+    admit: Callable[[Mapping[bytes, bytes]], Admitted],
+) -> Callable[[Mapping[bytes, bytes]], Admitted]:
+    """Return a route that takes an API key from `x-api-key` too."""
+    return lambda headers: admit(with_bearer(headers))

@@ -35,10 +35,10 @@ def traffic_parts(
     models: ModelTable,
     router: RequestPort,
     shares: Shares,
+    suffix: Callable[[], str],
     *,
     metrics: Metrics,
     clock: Clock,
-    suffix: Callable[[], str],
 ) -> TrafficParts | None:
     """Return the parts of a deployment with routes, whose names `models` gets; None without any. `shares`
     returns the share of each canary, and `suffix` a short random string."""
