@@ -75,3 +75,15 @@ def test_explain_names_the_route_and_the_arm_of_a_request(gateway: Any, capsys: 
     gateway.answers["/decisions/r"] = (200, {"request_id": "r", "decisions": [], "timelines": [timeline]})
     assert main(["explain", "r", "--address", gateway.address]) == 0
     assert "route chat: answered by its arm v2" in capsys.readouterr().out
+
+
+def test_the_status_of_a_gateway_has_its_routes(gateway: Any, capsys: Any) -> None:
+    routes = [
+        {"route": "chat", "arms": ["v1"], "fallbacks": ["small"], "rollout": view()},
+        {"route": "mixed", "arms": ["v1", "v2"], "fallbacks": [], "rollout": None},
+    ]
+    gateway.answers["/status"] = (200, {"deployment": "d", "workers": [], "routes": routes})
+    assert main(["status", "--address", gateway.address]) == 0
+    shown = capsys.readouterr().out
+    assert "route chat: v1, else small; the canary v2 is running, with 5 % of requests" in shown
+    assert "route mixed: v1, v2\n" in shown

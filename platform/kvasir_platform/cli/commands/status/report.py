@@ -74,6 +74,7 @@ def gateway_status(site: Site, output: CommandOutput) -> int:
         f"{page.get('deployment', '?')} at {site.url}, {page.get('in_flight', 0):,} requests in flight"
     )
     _print_workers(page["workers"], output)
+    _print_routes(page.get("routes") or (), output)
     return int(_is_bad(found))
 
 
@@ -123,6 +124,7 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
                 state, page, problem, running=running, control=None if page is None else control_facts(state)
             )
         ),
+        "routes": [] if page is None else list(page.get("routes") or ()),
         "workers": [] if page is None else [each for each in page["workers"] if isinstance(each, dict)],
         "replicas": [asdict(replica) for replica in state.replicas] if running else [],
         "processes": [asdict(use) for use in measure(records)],
@@ -174,6 +176,7 @@ def _print(report: dict[str, Any], output: CommandOutput) -> None:
     uptime = duration(report["uptime_s"])
     output.text(f"{report['name']}: {report['phase']}, {report['model']} at {address}, up {uptime}")
     _print_workers(report["workers"], output)
+    _print_routes(report["routes"], output)
     if report["replicas"]:
         columns = ("replica_id", "pool", "state", "detail")
         rows = [tuple(each[column] for column in columns) for each in report["replicas"]]
@@ -194,6 +197,17 @@ def _print_verdict(found: dict[str, Any], output: CommandOutput) -> None:
     for problem in found["problems"][1:]:
         output.text(f"  {problem['severity']}: {problem['text']}; {problem['remedy']}")
     output.text()
+
+
+def _print_routes(routes: Sequence[dict[str, Any]], output: CommandOutput) -> None:
+    for i, each in enumerate(routes):
+        text = f"route {each['route']}: {', '.join(each['arms'])}"
+        if each["fallbacks"]:
+            text += f", else {', '.join(each['fallbacks'])}"
+        if (rollout := each.get("rollout")) is not None:
+            share = f"{100 * rollout['share']:g} %"
+            text += f"; the canary {rollout['canary']} is {rollout['phase']}, with {share} of requests"
+        output.text(("" if i else "\n") + text)
 
 
 def _print_workers(workers: Sequence[dict[str, Any]], output: CommandOutput) -> None:
