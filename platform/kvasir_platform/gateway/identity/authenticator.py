@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -29,8 +28,8 @@ class FollowedKeys(Protocol):
 
 
 class Authenticator:
-    """API keys, and tokens if there are issuers. Lookups use a digest keyed with a secret of this process, so
-    that their timing reveals nothing about a stored hash. `wall` is Unix time in seconds."""
+    """API keys, and tokens if there are issuers. Both are found by the digest of KeyRing. `wall` is Unix
+    time in seconds."""
 
     def __init__(
         self,
@@ -45,7 +44,6 @@ class Authenticator:
         self._clock = clock
         self._wall = wall
         self._followed = followed
-        self._secret = os.urandom(32)
 
     def identity(self, authorization: bytes | None) -> Identity:
         """Return whose request it is. Raise RequestError 401, RequestError 403 for a token of no tenant, or
@@ -54,14 +52,13 @@ class Authenticator:
         if scheme.lower() != b"bearer" or not sent:
             raise unauthorized("Send an API key as `Authorization: Bearer KEY`.", "invalid_api_key")
         key = sent.strip()
-        hashed = hashlib.sha256(key).digest()
-        known = self._keys.find(hashed)
+        digest = self._keys.digest(hashlib.sha256(key).digest())
+        known = self._keys.find(digest)
         if known is not None:
             if known.expires_s <= self._wall():
                 raise unauthorized("The API key has expired.", "api_key_expired")
             return known
         if self._tokens is not None and key.count(b".") == _TOKEN_DOTS:
-            digest = hashlib.blake2b(hashed, key=self._secret, digest_size=32).digest()
             return self._tokens.identity(key, digest)
         if self._followed is not None and not self._followed.read:
             raise CapacityError("The API keys are being read. Try again.", code="api_keys_unavailable")

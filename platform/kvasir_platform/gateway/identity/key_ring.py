@@ -35,9 +35,13 @@ class KeyRing:
         self._seen = self._mark(texts)
         self._keys = self._ring(texts)
 
-    def find(self, hashed: bytes) -> Identity | None:
-        """Return whose key has this SHA-256, None if it is nobody's."""
-        return self._keys.get(self._digest(hashed))
+    def digest(self, hashed: bytes) -> bytes:
+        """Return the digest by which the key with this SHA-256 is found, which only this process can make."""
+        return hashlib.blake2b(hashed, key=self._secret, digest_size=32).digest()
+
+    def find(self, digest: bytes) -> Identity | None:
+        """Return whose key has this digest, None if it is nobody's."""
+        return self._keys.get(digest)
 
     def refresh(self) -> None:
         """Reload the keys and use them if they have changed; invalid keys are logged once and ignored. Blocks
@@ -60,7 +64,7 @@ class KeyRing:
 
     def _ring(self, texts: list[KeyText]) -> Mapping[bytes, Identity]:
         keys = parse_keys(texts, self._tenants)
-        return {self._digest(hashed): entry.identity for hashed, entry in keys.items()}
+        return {self.digest(hashed): entry.identity for hashed, entry in keys.items()}
 
     def _mark(self, texts: list[KeyText]) -> bytes:
         """A digest of these texts, independent of the times and sizes of their files."""
@@ -68,6 +72,3 @@ class KeyRing:
         for text in texts:
             mark.update(repr((text.tenant, text.text)).encode())
         return mark.digest()
-
-    def _digest(self, hashed: bytes) -> bytes:
-        return hashlib.blake2b(hashed, key=self._secret, digest_size=32).digest()
