@@ -3,9 +3,11 @@
 Kvasir is the router process that `make up` starts, with all its defaults: a tokenizer of realistic size, API
 keys, a tenant's limits, admission, decision records, metrics and a filled index, in front of scripted workers
 over real gRPC, each of which runs whole requests. In the rows of `kvasir-apart` half of the workers prefill
-and half of them decode; in those of `kvasir-no-fast-path` every delta goes through the request machine. Peers
-run in front of workers that give the same answers at the same rate over the peers' protocol. Client, systems
-and workers share the machine; the CPU of the process under test is compared.
+and half of them decode; in those of `kvasir-no-fast-path` every delta goes through the request machine; in
+those of `kvasir-observed` one in a hundred traces and each slow or failed call is exported, latencies have
+exemplars, the console's pages are read once a second, and metrics are scraped. Peers run in front of workers
+that give the same answers at the same rate over the peers' protocol. Client, systems and workers share the
+machine; the CPU of the process under test is compared.
 
     make bench-gateway
     make bench-gateway ARGS="--quick"                 a look; writes no report
@@ -72,6 +74,7 @@ def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> li
         "dynamo": stand.dynamo,
     }
     systems = [stand.direct(), stand.kvasir(), stand.kvasir(apart=True), stand.kvasir(fast_path=False)]
+    systems.append(stand.observed())
     for system in systems:
         await_serving(client, system)
     for name in names:

@@ -21,6 +21,7 @@ from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import ROOT, Child, ProcessError, free_port
 
 WORKERS = 4
+TRACE_SHARE = 0.01
 _START_S = 90.0
 _MODULE = "load_tests.scenarios.gateway"
 
@@ -112,10 +113,28 @@ class Stand:
         child, addresses = self._http_workers()
         return System("direct", addresses[0], child, "")
 
-    def kvasir(self, *, apart: bool = False, fast_path: bool = True, tree: Path = ROOT) -> System:
+    def observed(self) -> System:
+        """The router process with one in a hundred traces exported, exemplars, the console's pages read once
+        a second, and metrics scraped."""
+        observer = self.child("observer", [sys.executable, "-m", "tests.kit.observability.gateway_observer"])
+        collector = observer.hear(_START_S)["collector"]
+        telemetry = {"otlp_endpoint": collector, "trace_share": TRACE_SHARE, "exemplars": True}
+        system = self.kvasir(telemetry=telemetry)
+        observer.ask({"address": system.address, "key": system.key})
+        return system
+
+    def kvasir(
+        self,
+        *,
+        apart: bool = False,
+        fast_path: bool = True,
+        tree: Path = ROOT,
+        telemetry: Mapping[str, Any] | None = None,
+    ) -> System:
         """The router process as `make up` starts it, with static discovery, of the checkout `tree`, whose
-        native extension is built."""
+        native extension is built. `telemetry` are fields of the spec's, if they are not the defaults."""
         name = "kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path"
+        name = name if telemetry is None else "kvasir-observed"
         if tree != ROOT:
             name += f"-{tree.name}"
         env = packages_of(tree)
@@ -123,7 +142,7 @@ class Stand:
         folder.mkdir()
         key = new_key()
         (folder / "keys").write_text(key_line(hash_of(key), KeyEntry("bench")) + "\n")
-        deployment = spec(self._source, folder, apart=apart)
+        deployment = spec(self._source, folder, apart=apart) | {"telemetry": dict(telemetry or {})}
         file = folder / "kvasir.yaml"
         file.write_text(json.dumps(deployment))
         endpoints = []
