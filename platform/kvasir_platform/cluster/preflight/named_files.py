@@ -50,6 +50,8 @@ _REMEDIES = {
     "tenancy.cache_secret_file": "write a long random secret into it, or leave it unset for `kvasir up`",
     "tenancy.redis.password_file": _PASSWORD,
     "tenancy.redis.ca_file": _SERVERS_CA,
+    "gateway.batches.redis.password_file": _PASSWORD,
+    "gateway.batches.redis.ca_file": _SERVERS_CA,
     "tiers.redis.password_file": _PASSWORD,
     "tiers.redis.ca_file": _SERVERS_CA,
     "ray.head_redis_ca_file": _SERVERS_CA,
@@ -170,9 +172,11 @@ def _templates(deployment: Deployment) -> Iterator[FileProbe]:
 def _secrets(deployment: Deployment) -> Iterator[FileProbe]:
     """Check files with a secret that is shared with another process."""
     tiers, limits, tenancy = deployment.tiers.redis, deployment.tenancy.redis, deployment.tenancy
+    batches = deployment.gateway.batches.redis
     for field, name in (
         ("tiers.redis.password_file", tiers.password_file if tiers is not None else None),
         ("tenancy.redis.password_file", limits.password_file if limits is not None else None),
+        ("gateway.batches.redis.password_file", batches.password_file if batches is not None else None),
         ("worker.session_token_file", deployment.worker.session_token_file),
     ):
         if name is not None:
@@ -211,10 +215,12 @@ def _secret(field: str, name: str, problem: str) -> FileProbe:
 def _authorities(deployment: Deployment, now: float) -> Iterator[FileProbe]:
     """Check the authorities by which other servers are verified."""
     tiers, limits = deployment.tiers.redis, deployment.tenancy.redis
+    batches = deployment.gateway.batches.redis
     classifiers = deployment.output_filters.classifier
     for field, name in (
         ("tiers.redis.ca_file", tiers.ca_file if tiers is not None else None),
         ("tenancy.redis.ca_file", limits.ca_file if limits is not None else None),
+        ("gateway.batches.redis.ca_file", batches.ca_file if batches is not None else None),
         ("ray.head_redis_ca_file", deployment.ray.head_redis_ca_file),
         *((f"output_filters.{each.name}.ca_file", each.ca_file) for each in classifiers),
         *(("gateway.token_issuers.ca_file", each.ca_file) for each in deployment.gateway.token_issuers),
