@@ -6,7 +6,7 @@ import asyncio
 from array import array
 
 from kvasir.clock import MonotonicClock
-from kvasir.core.requests import Request, Sampling
+from kvasir.core.requests import Request, RouteArm, Sampling
 from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.stories import small_deployment
@@ -18,7 +18,10 @@ def asked(name: str, cluster: Cluster) -> ClientStream:
     sampling = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
     tokens = array("I", range(90))
     arrival_s = cluster.clock.now()
-    return ClientStream(Request(name, "kvasir-tiny", tokens, sampling, arrival_s=arrival_s, tenant="acme"))
+    arm = RouteArm("chat", "kvasir-tiny")
+    return ClientStream(
+        Request(name, "kvasir-tiny", tokens, sampling, arrival_s=arrival_s, tenant="acme", route_arm=arm)
+    )
 
 
 async def test_running_and_ended_requests_are_listed_in_the_order_of_their_arrival() -> None:
@@ -46,7 +49,9 @@ async def test_running_and_ended_requests_are_listed_in_the_order_of_their_arriv
         assert router.running(4) == []
         ended = router.ended()
         assert {summary.request_id for summary in ended} == {f"r{i}" for i in range(6)}
-        assert {summary.tenant for summary in ended} == {"acme"}
+        assert {(summary.tenant, summary.route_arm) for summary in ended} == {
+            ("acme", ("chat", "kvasir-tiny"))
+        }
         assert [each.finished_s for each in ended] == sorted(each.finished_s for each in ended)
     finally:
         await cluster.close()

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.clocks import StillClock
+from tests.kit.gateway.http_edge import models_of
+from tests.kit.gateway.scripted_router import ScriptedRouter
 from tests.kit.traffic.canary import Engine, RoutedEdge, routed
 
-from kvasir.config.spec.deployment import GatewaySpec
+from kvasir.config.spec.deployment import Deployment, GatewaySpec
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.requests import FinishReason
 from kvasir.ports.router import BrownoutView
+from kvasir_platform.gateway.start import make_metrics
+from kvasir_platform.gateway.traffic.setup import traffic_parts
 
 ALIAS: dict[str, Any] = {"name": "chat", "model": "second"}
 SHADOW: dict[str, Any] = {
@@ -37,6 +42,13 @@ def copies(edge: RoutedEdge) -> dict[str, int]:
         if line.startswith("kvasir_shadow_requests_total{"):
             found[line.partition('outcome="')[2].partition('"')[0]] = int(float(line.rpartition(" ")[2]))
     return found
+
+
+def test_a_gateway_without_routes_has_nothing_to_ask_about_a_request() -> None:
+    models, clock = models_of(Deployment()), StillClock()
+    router, metrics = ScriptedRouter(clock), make_metrics(Deployment())
+    made = traffic_parts(Deployment(), models, router, dict, str, metrics=metrics, clock=clock)
+    assert (made, models.routes) == (None, {})
 
 
 async def test_an_alias_is_listed_and_the_answer_names_the_model_that_gave_it() -> None:
