@@ -24,7 +24,14 @@ from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, Regret
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import OK, REASONS
 from kvasir.telemetry.route_series import RolloutStats
-from kvasir.telemetry.tenant_series import BatchStats, RateLimitStats, TenantStats, TenantUsage
+from kvasir.telemetry.tenant_series import (
+    BatchStats,
+    BudgetUse,
+    CostStats,
+    RateLimitStats,
+    TenantStats,
+    TenantUsage,
+)
 from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.cli.main import parser
 
@@ -54,6 +61,9 @@ def every_series() -> set[str]:
         lambda: TenantStats((TenantUsage("t"),), RateLimitStats(shared=True, local_decisions=0))
     )
     metrics.track_batches(lambda: BatchStats(lines=Counter(answered=1)))
+    metrics.track_costs(
+        lambda: CostStats({"t": {"decode": 0.0}}, {"t": 0.0}, [BudgetUse("t", {"hard": 0.0})], stored=True)
+    )
     metrics.track_certificate(lambda: 0.0)
     metrics.track_discovery(lambda: 0.0)
     metrics.track_tokenizer("m", lambda: TokenizerStats(fast=True))

@@ -358,10 +358,11 @@ class Request:
 
     `arrival_s` is a reading of the router's clock. `deadline_s` (same clock) ends the request in any state.
     `block_hashes` are the names of the prompt's whole blocks as array('Q'), empty while unknown. `session` is
-    the client's name for a group of requests, "" for none. `tenant` is charged for the request, "" for none.
-    Smaller values of `priority` run sooner. `trace_context` is a W3C traceparent, followed by a space and the
-    tracestate if there is one. `route_arm` is None if the client named a model. `policy` is the routing
-    policy that places it, "" for that of the deployment.
+    the client's name for a group of requests, "" for none. `tenant` is charged for the request, "" for none,
+    and `key` identifies the API key that sent it, "" without one. Smaller values of `priority` run sooner.
+    `trace_context` is a W3C traceparent, followed by a space and the tracestate if there is one. `route_arm`
+    is None if the client named a model. `policy` is the routing policy that places it, "" for that of the
+    deployment.
     """
 
     request_id: str
@@ -382,3 +383,4 @@ class Request:
     tenant: str = ""
     route_arm: RouteArm | None = None
     policy: str = ""
+    key: str = ""

@@ -37,6 +37,8 @@ class GpuOffer:
         return f"${self.dollars_per_hour:.2f}/h ({self.source}, {self.date})"
 
 
+CPU_CORE_HOUR = 0.0425
+"""Dollars for one hour of one CPU core, for workers without GPUs: AWS c6i, us-east-1, on demand, 2025-06."""
 UNKNOWN = GpuOffer(None, "no price known", "")
 
 _LAMBDA, _RUNPOD = "Lambda, on demand", "RunPod, secure cloud"

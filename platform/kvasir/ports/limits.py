@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 WINDOW_S = 60.0
 
-Limit = Literal["requests", "tokens", "concurrency"]
+Limit = Literal["requests", "tokens", "concurrency", "budget"]
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Limits of a tenant; None means no limit.
+    """Limits of a tenant; None means no limit. `budget`: its costs are bounded.
 
     Requests and tokens are token buckets with a capacity of one minute's amount and a constant refill rate:
     in any span of `s` seconds, at most `per_min × (1 + s / 60)` are granted.
@@ -26,10 +26,16 @@ class Quota:
     requests_per_min: int | None = None
     tokens_per_min: int | None = None
     concurrency: int | None = None
+    budget: bool = False
 
     @property
     def unlimited(self) -> bool:
         """Whether no limit is set."""
+        return self.uncounted and not self.budget
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether no limit is set for which requests are counted."""
         return self.requests_per_min is None and self.tokens_per_min is None and self.concurrency is None
 
 
@@ -42,23 +48,25 @@ class BucketLevels(NamedTuple):
 
 class Grant(NamedTuple):
     """Permission to run one request. `tokens` were charged, in the shared store if `shared`. `levels` are
-    those after the charge."""
+    those after the charge. `budget` describes a budget that is nearly spent, "" otherwise."""
 
     tenant: str
     quota: Quota
     tokens: int
     levels: BucketLevels
     shared: bool = False
+    budget: str = ""
 
 
 class LimitRefusal(NamedTuple):
     """A refusal; nothing is charged. `limit` is the limit with the longest wait. After `retry_after_s`
     seconds the same request is granted, unless others use the capacity first; for concurrency it is an
-    estimate."""
+    estimate. `budget` describes a budget that is spent, "" otherwise."""
 
     limit: Limit
     retry_after_s: float
     levels: BucketLevels
+    budget: str = ""
 
 
 class RateLimits(Protocol):

@@ -19,6 +19,20 @@ from kvasir.ports.recordings import RecordingPort
 
 
 @value
+class LostAttempt:
+    """An attempt of a request that ended before the request did, on these workers of the router. It computed
+    at most `prompt_tokens` tokens of the prompt, and `repeated_tokens` of output that another attempt
+    repeats."""
+
+    prefill_worker: str | None
+    decode_worker: str
+    begin_s: float
+    end_s: float
+    prompt_tokens: int
+    repeated_tokens: int = 0
+
+
+@value
 class RequestSummary:
     """The summary of a finished request, from which metrics, spans, `Server-Timing` and decision records are
     made.
@@ -29,7 +43,9 @@ class RequestSummary:
     still being computed. By the workers' measure, the request waited `waited_s` for their engines, and its
     prompt was computed in `computed_s`. `finish` is the finish reason of the last choice, "" without one.
     `retries` counts starts after a failure before the first token, `migrations` failovers after the loss of a
-    worker. `outcome` is "ok" or a stable error code. `brownout` is BrownoutView.text at arrival. `refused`:
+    worker; `started_s` is when the last attempt began, and `lost` are those before it. The client has been
+    sent `sent_tokens` in all of its `choices`, for a prompt of `prompt_tokens`, and its API key is known as
+    `key`. `outcome` is "ok" or a stable error code. `brownout` is BrownoutView.text at arrival. `refused`:
     the request was not accepted, as if `submit` had raised; set only by a router in another process.
     """
 
@@ -61,6 +77,12 @@ class RequestSummary:
     finish: str = ""
     tenant: str = ""
     route_arm: RouteArm | None = None
+    key: str = ""
+    started_s: float = 0.0
+    prompt_tokens: int = 0
+    sent_tokens: int = 0
+    choices: int = 1
+    lost: tuple[LostAttempt, ...] = ()
 
     @property
     def ttft_s(self) -> float | None:

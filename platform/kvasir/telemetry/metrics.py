@@ -35,7 +35,18 @@ from kvasir.telemetry.router_series import (
 )
 from kvasir.telemetry.series import MetricDefinition, SeriesCollector, SeriesTable
 from kvasir.telemetry.spans import recorded_parent
-from kvasir.telemetry.tenant_series import BATCHES, LIMITS, USAGE, BatchStats, TenantStats
+from kvasir.telemetry.tenant_series import (
+    BATCHES,
+    BUDGETS,
+    CLAIMS,
+    COST_STORE,
+    LIMITS,
+    SPENT,
+    USAGE,
+    BatchStats,
+    CostStats,
+    TenantStats,
+)
 from kvasir.telemetry.tokenizer_series import TOKENIZERS, TokenizerStats
 from kvasir.telemetry.worker_series import WORKERS
 
@@ -116,6 +127,7 @@ class Metrics:
         self._tenants = self._collector(USAGE, LIMITS)
         self._batches = self._collector(BATCHES)
         self._tokenizer = self._collector(TOKENIZERS)
+        self._costs = self._collector(CLAIMS, SPENT, BUDGETS, COST_STORE)
         self._discovery_stale_s: Callable[[], float] = lambda: 0.0
         times = {name: self._histogram(f"{name}_seconds", text, bounds) for name, text, bounds in _TIMES}
         self._ttft = times["time_to_first_token"]
@@ -172,6 +184,10 @@ class Metrics:
     def track_batches(self, read: Callable[[], BatchStats]) -> None:
         """Read the counts of batches from `read` at every scrape."""
         self._batches.read = read
+
+    def track_costs(self, read: Callable[[], CostStats]) -> None:
+        """Read costs and budgets from `read` at every scrape."""
+        self._costs.read = read
 
     def track_tokenizer(self, model: str, read: Callable[[], TokenizerStats]) -> None:
         """Read the statistics of the tokenizer of `model` from `read` at every scrape."""

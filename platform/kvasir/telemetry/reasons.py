@@ -215,6 +215,12 @@ _TABLE = (
         "Check the id; responses are stored in the router that made them, as the message says.",
     ),
     Reason(
+        "costs_disabled",
+        404,
+        "Costs are not counted.",
+        "Set `cost.enabled` to true in kvasir.yaml, and restart the routers.",
+    ),
+    Reason(
         "decision_not_found",
         404,
         "There is no record of a decision for this request id.",
@@ -280,6 +286,12 @@ _TABLE = (
         429,
         "The tenant has used its bytes of bodies per minute.",
         "Retry after `Retry-After` seconds, or send less.",
+    ),
+    Reason(
+        "budget_exceeded",
+        429,
+        "The tenant has spent its hard budget of the day or month.",
+        "Retry after `Retry-After` seconds, when the budget is renewed, or ask the operator to raise it.",
     ),
     Reason(
         "concurrency_limit",
@@ -415,6 +427,12 @@ _TABLE = (
         503,
         "A gateway process could not keep up with the workers; its streams were aborted.",
         "Retry; give the router more CPUs.",
+    ),
+    Reason(
+        "costs_unavailable",
+        503,
+        "The store of costs cannot be read.",
+        "Retry; the router's log has the reason.",
     ),
     Reason("shutting_down", 503, "The server is stopping.", "Retry: another replica or the next start."),
     Reason("request_timeout", 504, "The request ran longer than allowed.", "Request less output, or retry."),

@@ -4,6 +4,7 @@ from the deployment spec, so cardinality is bounded; API keys and callers are ne
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir.telemetry.series import SeriesTable, counter, gauge, single
@@ -98,4 +99,61 @@ BATCHES: SeriesTable[BatchStats] = SeriesTable(
     gauge("batches_running", "Batches that the process works on", "running"),
     gauge("lines_running", "Lines of batches that run", "lines_running"),
     counter("lines", "Lines of batches: answered, failed, or sent again", "lines", "outcome"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """What a tenant has spent, as a fraction of each bound of its budget."""
+
+    tenant: str
+    ratios: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CostStats:
+    """Seconds claimed by tenant and phase, costs of this month by tenant, budgets, and whether what is new
+    could be written."""
+
+    claimed: Mapping[str, Mapping[str, float]]
+    spent: Mapping[str, float]
+    budgets: Sequence[BudgetUse]
+    stored: bool
+
+
+CLAIMS: SeriesTable[CostStats] = SeriesTable(
+    "kvasir_cost_",
+    ("tenant",),
+    lambda stats: [((tenant,), phases) for tenant, phases in stats.claimed.items()],
+    counter(
+        "claimed_seconds",
+        "Time of workers that ended requests claim, by phase, before it is scaled to busy time",
+        lambda phases: phases,
+        "phase",
+    ),
+)
+
+SPENT: SeriesTable[CostStats] = SeriesTable(
+    "kvasir_cost_",
+    ("tenant",),
+    lambda stats: [((tenant,), cost) for tenant, cost in stats.spent.items()],
+    gauge(
+        "month_spent",
+        "Cost of the tenant in this month (UTC), in `cost.currency`; the same at each router",
+        lambda cost: cost,
+    ),
+)
+
+BUDGETS: SeriesTable[CostStats] = SeriesTable(
+    "kvasir_cost_",
+    ("tenant",),
+    lambda stats: [((use.tenant,), use.ratios) for use in stats.budgets],
+    gauge("budget_ratio", "What is spent, as a fraction of the budget", lambda ratios: ratios, "bound"),
+)
+
+COST_STORE: SeriesTable[CostStats] = SeriesTable(
+    "kvasir_cost_",
+    (),
+    single,
+    gauge("stored", "1 if the last write of costs succeeded", "stored"),
 )

@@ -30,6 +30,7 @@ from kvasir.core.errors import ConfigError, KvasirError
 from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
+from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.logs import configure_logging
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.apps.common.peer_tls import router_files, tls_names, with_tls_dir
@@ -38,6 +39,7 @@ from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.edge.edges import Edges, edge_count
 from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.costs.keeper import CostKeeper, make_costs
 from kvasir_platform.gateway.prompt.golden import edge_golden
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
 from kvasir_platform.gateway.traffic.rollouts import Rollouts, make_rollouts
@@ -108,6 +110,7 @@ async def serve(
     router_id = f"router-{uuid4().hex[:8]}"
     stated = deployment.performance.profile
     rollouts = make_rollouts(deployment, clock, time.time)
+    costs = make_costs(deployment, router_id, clock, time.time)
     router = make_routers(
         deployment,
         edge_facts(deployment, models),
@@ -116,17 +119,27 @@ async def serve(
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
         router_id=router_id,
-        on_summary=unobserved if rollouts is None else rollouts.ended,
+        on_summary=_observers(rollouts, costs),
         on_decision=metrics.decided,
         profile=None if stated is None else read_profile(Path(stated)),
         fast_path=fast_path,
     )
     _track(metrics, router, discovery)
+    accounting = _accounting(costs, router, metrics)
     edges = edge_count(deployment.gateway.edges, usable_cpus())
     gateway = (
-        Edges(edges, deployment, router, clock=clock, metrics=metrics, models=models, rollouts=rollouts)
+        Edges(
+            edges,
+            deployment,
+            router,
+            clock=clock,
+            metrics=metrics,
+            models=models,
+            rollouts=rollouts,
+            costs=costs,
+        )
         if edges
-        else make_gateway(deployment, router, clock, metrics, models, rollouts=rollouts)
+        else make_gateway(deployment, router, clock, metrics, models, rollouts=rollouts, costs=costs)
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -162,6 +175,8 @@ async def serve(
             await teller.close()
         await discovery.close()
         await router.close()
+        accounting.cancel()
+        await asyncio.wait([accounting])
     await routing
     return 0
 
@@ -177,6 +192,21 @@ def _track(metrics: Metrics, router: Router | RouterMux, discovery: Discovery) -
     metrics.track_discovery(discovery.stale_s)
 
 
+def _observers(rollouts: Rollouts | None, costs: CostKeeper | None) -> Callable[[RequestSummary], None]:
+    """Return what is called for each request that ended."""
+    if costs is None:
+        return unobserved if rollouts is None else rollouts.ended
+    if rollouts is None:
+        return costs.ledger.ended
+    charged, judged = costs.ledger.ended, rollouts.ended
+
+    def ended(summary: RequestSummary) -> None:
+        charged(summary)
+        judged(summary)
+
+    return ended
+
+
 def _rolling(rollouts: Rollouts | None, metrics: Metrics) -> asyncio.Task[None]:
     """Return the task that keeps rollouts up to date, one that has ended without any."""
     if rollouts is None:
@@ -190,6 +220,22 @@ def _rolling(rollouts: Rollouts | None, metrics: Metrics) -> asyncio.Task[None]:
 def _on_rollouts_ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the rollouts have failed; shares of canaries stay as they are: %r", error)
+
+
+def _accounting(costs: CostKeeper | None, router: Router | RouterMux, metrics: Metrics) -> asyncio.Task[None]:
+    """Return the task that keeps costs, which are those of the router's workers."""
+    if costs is None:
+        return asyncio.create_task(asyncio.sleep(0), name="no costs")
+    costs.ledger.source = router
+    metrics.track_costs(costs.figures)
+    accounting = asyncio.create_task(costs.run(), name="costs")
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("costs are not counted any more: %r", error)
+
+    accounting.add_done_callback(ended)
+    return accounting
 
 
 def _teller(planner: str | None, token: str | None) -> PlannerClient | None:

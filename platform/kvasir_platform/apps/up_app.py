@@ -72,6 +72,7 @@ async def serve(
     deployment = with_session_token(deployment, runtime.token_file)
     deployment = with_cache_secret(deployment, runtime.cache_secret_file)
     deployment = with_batch_folder(deployment, runtime.path / "batches")
+    deployment = with_cost_file(deployment, runtime.cost_file)
     deployment, renewing = certified(deployment, runtime.path / "tls", MonotonicClock())
     deployment = with_operator_certificate(deployment, runtime, time.time())
     limits = SupervisorLimits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
@@ -133,6 +134,14 @@ def with_batch_folder(deployment: Deployment, path: Path) -> Deployment:
     batches = deployment.gateway.batches.model_copy(update={"storage": str(path)})
     gateway = deployment.gateway.model_copy(update={"batches": batches})
     return deployment.model_copy(update={"gateway": gateway})
+
+
+def with_cost_file(deployment: Deployment, path: Path) -> Deployment:
+    """Return the deployment with costs kept in `path`, unless it says where they are kept."""
+    cost = deployment.cost
+    if not cost.enabled or cost.file is not None or cost.redis is not None:
+        return deployment
+    return deployment.model_copy(update={"cost": cost.model_copy(update={"file": str(path)})})
 
 
 def with_operator_certificate(deployment: Deployment, runtime: RuntimeDir, now: float) -> Deployment:

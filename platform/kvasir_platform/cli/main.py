@@ -23,6 +23,7 @@ from kvasir_platform.cli.calibrate.arguments import add_calibrate_options
 from kvasir_platform.cli.common.numbers import number, positive
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.tls_options import add_tls_options
+from kvasir_platform.cli.cost.arguments import add_cost, run_cost
 from kvasir_platform.cli.help_texts import (
     CALIBRATE_EPILOG,
     CHECK_EPILOG,
@@ -110,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("down", "stop a deployment and clean up after it", named)
     add_live(add, gateway, addressed)
+    add_cost(add, gateway)
     _add_operations(add, gateway)
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
     _add_measurements(add, gateway)
@@ -219,6 +221,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "check": lambda: _check(args, output),
         "config": lambda: _config(args, output),
         "keys": lambda: run_keys(args, output),
+        "cost": lambda: run_cost(args, _site(args), output),
         "lora": lambda: run_lora(args, _site(args), output),
         "batch": lambda: run_batch(args, _site(args), output),
         "picker": lambda: run_picker(args),

@@ -13,6 +13,7 @@ from kvasir_platform.edge.frames import PageRequest, PageResponse
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.http.inner_exchange import InnerExchange
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
+from kvasir_platform.gateway.operator.costs_page import COSTS
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.prefixes_page import PREFIXES
@@ -30,9 +31,9 @@ class PageRenderer(Protocol):
 
 
 class CorePages:
-    """Serves page requests of edges. `status`, `requests` and `prefixes` render the pages of that name;
-    `adapters` loads and unloads them, `rollouts` shows and orders those; `decision`, `recording`, `drain` and
-    `undrain` are for paths that end with a name."""
+    """Serves page requests of edges. `status`, `requests`, `prefixes` and `costs` render the pages of that
+    name; `adapters` loads and unloads them, `rollouts` shows and orders those; `decision`, `recording`,
+    `drain` and `undrain` are for paths that end with a name."""
 
     def __init__(
         self,
@@ -47,12 +48,14 @@ class CorePages:
         requests: PageRenderer,
         prefixes: PageRenderer,
         rollouts: PageRenderer,
+        costs: PageRenderer,
     ) -> None:
         self._figures = figures
         self._named = {
             "/status": status,
             REQUESTS: requests,
             PREFIXES: prefixes,
+            COSTS: costs,
             LOAD: adapters,
             UNLOAD: adapters,
             REGRET: decision,

@@ -24,7 +24,10 @@ from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import EdgeWelcome
 from kvasir_platform.edge.supervisor import EdgeSupervisor, RestartLimits
 from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.costs.budgets import within_budgets
+from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.operator.adapters import AdapterPages
+from kvasir_platform.gateway.operator.costs_page import CostPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.prefixes_page import PrefixPages
@@ -75,6 +78,7 @@ class Edges:
         rollouts: Rollouts | None = None,
         command: Sequence[str] = EDGE_COMMAND,
         patience: RestartLimits | None = None,
+        costs: CostKeeper | None = None,
     ) -> None:
         self._count = count
         self._deployment = deployment
@@ -103,7 +107,7 @@ class Edges:
         figures = EdgeMetrics(pages.figures)
         self._core = CoreParts(
             router=router if rollouts is None else CountedRequests(router, rollouts),
-            limits=limits,
+            limits=within_budgets(limits, None if costs is None else costs.budgets),
             responses=MemoryResponses(deployment.gateway.responses, clock.now),
             names=names,
             pages=CorePages(
@@ -117,6 +121,7 @@ class Edges:
                 requests=RequestPages(router, clock).requests,
                 prefixes=PrefixPages(router).prefixes,
                 rollouts=RolloutPages(rollouts).serve,
+                costs=CostPages(costs).costs,
             ),
             figures=figures,
             now=clock.now,

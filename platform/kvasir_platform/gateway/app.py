@@ -23,6 +23,7 @@ from kvasir_platform.gateway.batches.service import BatchService
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.console.shared_page import KEPT_S, SURVEYED_S, SharedPage
 from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES, ConsoleSite
+from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.filters.build import OutputFilters
 from kvasir_platform.gateway.http.cors import Cors
 from kvasir_platform.gateway.http.errors import MethodNotAllowed
@@ -41,6 +42,7 @@ from kvasir_platform.gateway.openapi.document import openapi_page
 from kvasir_platform.gateway.openapi.operations import DETOKENIZE, OPENAPI, RERANK, SCORE, TOKENIZE
 from kvasir_platform.gateway.operator.about_page import AboutPages
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
+from kvasir_platform.gateway.operator.costs_page import COSTS
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
 from kvasir_platform.gateway.operator.operators import operators_here, remote_operators
@@ -97,6 +99,7 @@ class Gateway:
         filters: OutputFilters,
         rollouts: Rollouts | None = None,
         spans: SpanRecorder | None = None,
+        costs: CostKeeper | None = None,
         rng: Rng | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -127,6 +130,7 @@ class Gateway:
                 in_flight=self._in_flight,
                 draining=self._stop.is_set,
                 rollouts=rollouts,
+                costs=costs,
             )
         models.loaded = requests.adapters
         self._errors = ErrorAnswers(metrics)
@@ -260,8 +264,10 @@ class Gateway:
                     ("/status", operate.status),
                     (REQUESTS, operate.requests),
                     ("/metrics", operate.metrics),
+                    (COSTS, operate.costs),
                 )
             },
+            COSTS: ("POST", self._operators(operate.costs)),
             REGRET: ("GET", self._operators(operate.decision)),
             REQUESTS: ("GET", self._operators(operate.requests)),
             LOAD: ("POST", self._operators(operate.adapters, OPERATE_SCOPES)),
@@ -312,13 +318,14 @@ class Gateway:
         least this many tokens, nor a body of the announced size."""
 
         def admit(headers: Mapping[bytes, bytes]) -> _Handler:
-            caller = self._callers.of(headers, scopes)
+            caller, key = self._callers.identified(headers, scopes)
             caller.check_open(tokens)
             # The parser has made sure that it is a number, if there is one.
             caller.check_body(int(headers.get(b"content-length", b"0")))
 
             def handle(exchange: Exchange) -> None:
                 caller.charge_body(len(exchange.request.body))
+                exchange.key = key
                 handler(caller, exchange)
 
             return handle

@@ -13,18 +13,21 @@ from kvasir.checkpoint.sampling_defaults import NEUTRAL, sampling_defaults
 from kvasir.config.load.model_files import configured_template, matryoshka, resolve_model
 from kvasir.config.load.model_parsers import resolved
 from kvasir.config.spec.deployment import Deployment
-from kvasir.ports.clock import Clock
+from kvasir.ports.clock import Clock, Rng
+from kvasir.ports.limits import RateLimits
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.renamed import AliasingRegistry
 from kvasir.telemetry.spans import SpanRecorder, otlp_recorder
 from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.costs.budgets import within_budgets
+from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.prompt.fast_tokenizer import return_memory
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer, TokenizerPool
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
-from kvasir_platform.gateway.tenants.callers import make_callers
+from kvasir_platform.gateway.tenants.callers import make_callers, make_limits
 from kvasir_platform.gateway.tenants.salts import salt_secret
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
@@ -55,6 +58,14 @@ def make_models(deployment: Deployment) -> ModelTable:
     return ModelTable(models)
 
 
+def make_budgeted_limits(
+    deployment: Deployment, clock: Clock, rng: Rng, costs: CostKeeper | None
+) -> RateLimits:
+    """Return the rate limits of the spec, which also keep the budgets of `costs`."""
+    limits = make_limits(deployment.tenancy.redis, clock, rng)
+    return within_budgets(limits, None if costs is None else costs.budgets)
+
+
 def make_gateway(
     deployment: Deployment,
     router: RouterPort | RemoteCore,
@@ -64,6 +75,7 @@ def make_gateway(
     *,
     spans: SpanRecorder | None = None,
     rollouts: Rollouts | None = None,
+    costs: CostKeeper | None = None,
 ) -> Gateway:
     """Return a gateway in front of `router`. `rollouts` are those of the spec's canaries. `clock` is the
     clock of the router's timestamps. Raise ConfigError if files of models, API keys or filters cannot be
@@ -84,10 +96,11 @@ def make_gateway(
             rng,
             os.environ,
             secret=salt_secret(deployment) if far is None else far.cache_secret,
-            limits=None if far is None else far.limits,
+            limits=far.limits if far is not None else make_budgeted_limits(deployment, clock, rng, costs),
         ),
         rollouts=rollouts,
         filters=output_filters(deployment.output_filters, metrics, now=clock.now, rng=rng),
+        costs=costs,
         spans=_spans(deployment) if spans is None else spans,
     )
 

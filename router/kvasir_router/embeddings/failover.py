@@ -6,6 +6,7 @@ from bisect import insort
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Usage
+from kvasir.ports.router import LostAttempt
 from kvasir_router.admission import AdmissionRules
 from kvasir_router.embeddings.admission import EmbeddingAdmission
 from kvasir_router.embeddings.fleet import EmbeddingFleet
@@ -90,6 +91,7 @@ class EmbeddingFailover(Membership):
         lost: bool = False,
     ) -> None:
         """A leg failed on `worker_id`: queue the request for another worker, or fail it."""
+        state.lost += (LostAttempt(None, worker_id, state.started_s, now, state.tokens),)
         refusal = self._table.retries.refusal(state, error, worker_id, now, lost=lost)
         if refusal is not None:
             self._completion.fail(state, refusal, now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.core.requests import Request, Usage
-from kvasir.ports.router import RequestSummary, RunningView
+from kvasir.ports.router import LostAttempt, RequestSummary, RunningView
 from kvasir_router.admission import AdmissionTicket
 
 _REASON = "fewest_tokens"
@@ -33,6 +33,7 @@ class EmbeddingRequestState:
     usage: Usage = field(default_factory=Usage)
     avoid: set[str] = field(default_factory=set)
     last_error: KvasirError | None = None
+    lost: tuple[LostAttempt, ...] = ()
 
     @property
     def waits(self) -> bool:
@@ -70,6 +71,10 @@ class EmbeddingRequestState:
             brownout=self.brownout,
             tenant=request.tenant,
             route_arm=request.route_arm,
+            key=request.key,
+            started_s=self.started_s,
+            prompt_tokens=len(request.tokens),
+            lost=self.lost,
         )
 
     def view(self, now: float) -> RunningView:

@@ -41,7 +41,7 @@ class Failover(Membership):
         self._legs.stop(state, now)
         self._legs.release(state)
         self._legs.discharge(state)
-        state.forget_attempt()
+        state.forget_attempt(now)
         self._placement.route(state, now)
 
     def again_or_fail(self, state: RequestState, error: KvasirError, worker_id: str, now: float) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage
 from kvasir.native import StreamTokens
-from kvasir.ports.router import RequestSummary, RunningView
+from kvasir.ports.router import LostAttempt, RequestSummary, RunningView
 from kvasir.ports.routing import Plan, RoutingTarget, no_names
 from kvasir.telemetry.reasons import REASONS
 from kvasir_router.admission import AdmissionTicket
@@ -117,6 +117,7 @@ class RequestState:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     finish: str = ""
+    lost: tuple[LostAttempt, ...] = ()
 
     def __post_init__(self) -> None:
         self.current = self.request
@@ -210,8 +211,11 @@ class RequestState:
             output_tokens=coming + sum(output.progress.count for output in self.outputs),
         )
 
-    def forget_attempt(self) -> None:
-        """Return to the state before routing, to start on another worker from what the client has."""
+    def forget_attempt(self, now: float) -> None:
+        """Return to the state before routing, to start on another worker from what the client has. What the
+        attempt did in vain is kept."""
+        if self.plan is not None:
+            self.lost += (self._lost_attempt(self.plan, now),)
         self.phase = Phase.QUEUED
         self.plan = None
         self.streaming = False
@@ -229,6 +233,17 @@ class RequestState:
             self.hashes = no_names()
         else:
             self.replay = ReplayFilter(self.outputs)
+
+    def _lost_attempt(self, plan: Plan, now: float) -> LostAttempt:
+        repeats = self.begun and way_on(self.request.sampling) is not ContinuationMode.EXTEND
+        return LostAttempt(
+            None if plan.prefill is None else plan.prefill.worker_id,
+            plan.decode.worker_id,
+            self.started_s,
+            now,
+            max(0, len(self.current.tokens) - plan.predicted_cached_tokens),
+            sum(output.progress.count for output in self.outputs) if repeats else 0,
+        )
 
     def continued(self, delta: Delta) -> ChoiceOutput | None:
         """The choice that `delta` plainly continues in a running stream; None if it does not."""
@@ -297,12 +312,18 @@ class RequestState:
             finish=self.finish,
             tenant=request.tenant,
             route_arm=request.route_arm,
+            key=request.key,
+            started_s=self.started_s,
+            prompt_tokens=len(request.tokens),
+            sent_tokens=sum([output.progress.count for output in self.outputs]),
+            choices=request.sampling.n,
+            lost=self.lost,
         )
 
     def view(self, now: float) -> RunningView:
         """The request as of now."""
-        sent = sum(output.progress.count for output in self.outputs)
-        return RunningView(self.phase.value, len(self.request.tokens), sent, self.summary("", now))
+        so_far = self.summary("", now)
+        return RunningView(self.phase.value, len(self.request.tokens), so_far.sent_tokens, so_far)
 
 
 def says_something(delta: Delta) -> bool:

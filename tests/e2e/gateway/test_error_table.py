@@ -109,6 +109,12 @@ ELSEWHERE: dict[str, str] = {
     "rate_limit_tokens": "tests/e2e/gateway/test_tenants.py",
     "rate_limit_bytes": "tests/security/test_http_edge.py",
     "concurrency_limit": "tests/e2e/gateway/test_tenants.py",
+    "budget_exceeded": "tests/e2e/gateway/test_costs.py",
+    "costs_disabled": "tests/e2e/gateway/test_costs.py",
+    "insufficient_scope": "tests/e2e/gateway/test_identity.py",
+    "no_tenant": "tests/e2e/gateway/test_identity.py",
+    "invalid_token": "tests/e2e/gateway/test_identity.py",
+    "token_expired": "tests/e2e/gateway/test_identity.py",
 }
 
 

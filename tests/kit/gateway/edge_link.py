@@ -93,6 +93,7 @@ def core_parts(
             requests=page,
             prefixes=page,
             rollouts=page,
+            costs=page,
         ),
         figures=figures,
         now=clock.now,

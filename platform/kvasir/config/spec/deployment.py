@@ -35,7 +35,7 @@ from kvasir.config.spec.pools import (
 )
 from kvasir.config.spec.routing import HealthSpec, PerformanceSpec, RoutingSpec, SloSpec
 from kvasir.config.spec.scaling import PoolScalingSpec, ScalingSpec
-from kvasir.config.spec.tenants import TenancySpec, TenantSpec
+from kvasir.config.spec.tenants import BudgetSpec, CostSpec, TenancySpec, TenantSpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.config.spec.traffic.route_checks import routes_problem
 from kvasir.config.spec.traffic.routes import RouteSpec
@@ -45,6 +45,8 @@ from kvasir.core.requests import Role
 __all__ = [
     "AdmissionSpec",
     "ApiSpec",
+    "BudgetSpec",
+    "CostSpec",
     "CpuTierSpec",
     "Deployment",
     "DiscoverySpec",
@@ -127,6 +129,7 @@ class Deployment(Spec):
     scaling: ScalingSpec = ScalingSpec()
     performance: PerformanceSpec = PerformanceSpec()
     tenancy: TenancySpec = TenancySpec()
+    cost: CostSpec = CostSpec()
     gateway: GatewaySpec = GatewaySpec()
     tokenizer: TokenizerSpec = TokenizerSpec()
     api: ApiSpec = ApiSpec()
@@ -352,6 +355,8 @@ class Deployment(Spec):
         models = {name for view in self.views() for name in (view.model.name, *(a.name for a in view.lora))}
         routes = {route.name for route in self.routes}
         if wrong := self.tenancy.unknown_name(models | routes, {each.name for each in self.slo}):
+            raise ValueError(wrong)
+        if wrong := self.tenancy.uncounted_budget(self.cost):
             raise ValueError(wrong)
         if wrong := self.admission.unknown_name(models, self.tenancy.priorities):
             raise ValueError(wrong)

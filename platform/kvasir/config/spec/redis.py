@@ -65,3 +65,12 @@ class LeaseRedisSpec(RedisServerSpec):
     """Prefix of keys. Routers that share batches use the same one, other deployments a different one."""
     timeout_s: float = Field(default=2.0, gt=0, le=10)
     """Timeout of a query."""
+
+
+class CostRedisSpec(RedisServerSpec):
+    """The Redis in which routers keep what tenants have used."""
+
+    namespace: Name = "kvasir"
+    """Prefix of keys. Routers that share costs use the same one, other deployments a different one."""
+    timeout_s: float = Field(default=2.0, gt=0, le=30)
+    """Timeout of a query. What could not be written is written with the next query."""

@@ -1,4 +1,5 @@
-"""The part of the deployment spec for tenants: limits, priorities, cache isolation, and issuers of tokens."""
+"""The part of the deployment spec for tenants: limits, priorities, cache isolation, issuers of tokens, and
+what they cost."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pydantic import Field, model_validator
 
 from kvasir.config.checks.outbound import OutboundRefused, check_target, parse_url
 from kvasir.config.spec.base import Name, Spec, is_loopback
-from kvasir.config.spec.redis import LimitsRedisSpec
+from kvasir.config.spec.redis import CostRedisSpec, LimitsRedisSpec
+from kvasir.hardware.gpus import Gpu, gpu_named, gpu_names
 
 DEFAULT_TENANT = "default"
 PRIORITY_SPAN = 1000
@@ -38,6 +40,66 @@ class Scope(StrEnum):
 
 
 ALL_SCOPES = frozenset(Scope)
+Amount = Annotated[float, Field(gt=0, le=1e12)]
+CPU = "cpu"
+"""The name under which `cost.prices` has the price of a CPU core."""
+
+
+class BudgetSpec(Spec):
+    """What a tenant may cost in each period, in `cost.currency`. A budget needs cost accounting."""
+
+    period: Literal["day", "month"] = "month"
+    """Calendar day or month in UTC, at whose begin the budget is renewed."""
+    soft: Amount | None = None
+    """From this cost on, responses have the header `x-kvasir-budget`, and a warning is logged once."""
+    hard: Amount | None = None
+    """From this cost on, requests are refused with 429 until the budget is renewed."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.soft is None and self.hard is None:
+            raise ValueError("budget: neither soft nor hard is set; set one of them, or remove budget")
+        if self.soft is not None and self.hard is not None and self.soft > self.hard:
+            raise ValueError(f"budget: soft {self.soft:g} exceeds hard {self.hard:g}; lower soft")
+        return self
+
+
+class CostSpec(Spec):
+    """Cost accounting: how the time of workers is divided among requests, and at what price."""
+
+    enabled: bool = True
+    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
+    """Currency of prices and budgets, by ISO 4217. The catalogue's prices are in USD; with another currency,
+    list those of your GPUs in `prices`."""
+    prices: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(default={}, max_length=64)
+    """Price of one hour of one GPU, by its name in the catalogue such as `H100`, and of one CPU core of a
+    pool without GPUs as `cpu`. Default: list prices of the catalogue."""
+    file: str | None = None
+    """SQLite file in which one router keeps what was used. Unset: `kvasir up` keeps one with the deployment's
+    files; a router started on its own keeps it in memory, until it stops."""
+    redis: CostRedisSpec | None = None
+    """Redis server in which several routers keep what was used, in place of a file."""
+    retention_days: int = Field(default=92, ge=31, le=3660)
+    """Days after which what was used is forgotten."""
+
+    @model_validator(mode="after")
+    def _kept_in_one_place(self) -> Self:
+        if self.file is not None and self.redis is not None:
+            raise ValueError("file and redis are both set; keep costs in one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _known_names(self) -> Self:
+        for name in self.prices:
+            if name != CPU and gpu_named(name) is None:
+                raise ValueError(
+                    f"prices: {name} is not in the catalogue; choose one of: {CPU}, {gpu_names()}"
+                )
+        return self
+
+    def price_of(self, gpu: Gpu) -> float | None:
+        """Return the stated price of one GPU for an hour, None for none."""
+        return next((price for name, price in self.prices.items() if gpu_named(name) is gpu), None)
 
 
 class TenantSpec(Spec):
@@ -70,6 +132,8 @@ class TenantSpec(Spec):
     cache: str = "own"
     """`own`: the KV cache of the tenant is isolated from all others. `shared:GROUP`: tenants of the group
     share cached prompts, and can infer from timing which prompts others have sent."""
+    budget: BudgetSpec | None = None
+    """What the tenant may cost. Unset: no bound."""
     operator: bool = False
     """Allow the keys of the tenant to use /metrics, /status, decisions and drains, which show requests of all
     tenants."""
@@ -173,6 +237,16 @@ class TenancySpec(Spec):
     def weights(self) -> Mapping[str, float]:
         """The weight of each tenant, by name."""
         return {tenant.name: tenant.weight for tenant in self.all_tenants()}
+
+    def uncounted_budget(self, cost: CostSpec) -> str | None:
+        """Return an error text if a tenant has a budget and costs are not counted, else None."""
+        for tenant in self.tenants:
+            if tenant.budget is not None and not cost.enabled:
+                return (
+                    f"tenancy: tenant {tenant.name} has a budget, and cost.enabled is false; set it to true, "
+                    "or remove the budget"
+                )
+        return None
 
     def unknown_name(self, models: Container[str], slos: Container[str]) -> str | None:
         """Return an error text if a tenant names an unknown model or SLO class, else None."""

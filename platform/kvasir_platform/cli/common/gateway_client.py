@@ -20,6 +20,7 @@ from kvasir_platform.cli.common.gateway_site import AnotherCertificateError, Sit
 
 _TIMEOUT_S = 3.0
 _RECORDING_TIMEOUT_S = 15.0
+_COSTS_TIMEOUT_S = 60.0
 _RENEWAL_S = 1.5
 """Seconds within which a gateway uses a replaced certificate."""
 _BODY_LIMIT = 16 << 20
@@ -158,6 +159,16 @@ def read_recording(site: Site, reader: str, body: dict[str, Any]) -> dict[str, A
             code="not_found",
         )
     return _with_lists(site, path, _checked(site, path, status, answer), "records")
+
+
+def costs_of(site: Site, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return a statement of costs (see POST /costs). Raises RequestError with the gateway's reason, and
+    UpstreamError as above."""
+    path = "/costs"
+    status, answer = _call("POST", site, path, asked, timeout_s=_COSTS_TIMEOUT_S)
+    if status in (400, 404):
+        raise RequestError(reason_in(answer), status=status, code="invalid_value")
+    return _with_lists(site, path, _checked(site, path, status, answer), "lines", "budgets")
 
 
 def ask_drain(site: Site, worker_id: str, draining: bool, reason: str) -> None:

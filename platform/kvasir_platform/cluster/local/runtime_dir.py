@@ -105,6 +105,11 @@ class RuntimeDir:
         return self.path / "cache.secret"
 
     @property
+    def cost_file(self) -> Path:
+        """What requests have cost; kept between runs."""
+        return self.path / "costs.sqlite"
+
+    @property
     def operator_file(self) -> Path:
         """The key and certificate by which this user's commands connect to the gateway of this run."""
         return self.path / "operator.pem"

@@ -79,8 +79,8 @@ class Exchange:
     `on_gone` is called at most once, with a code, when the client left or was cut before the answer
     was complete; after it, everything written is ignored. `on_lagging` is called whenever a stream's client
     begins to lag (maybe from within a write), `on_caught_up` when it has read what waited for it. `lines` are
-    header lines that its answer carries whatever it is, `model` what it is for as metrics have it, `errors`
-    the form of its errors.
+    header lines that its answer carries whatever it is, `model` what it is for as metrics have it, `key` the
+    name of the API key that it came with, "" without one, and `errors` the form of its errors.
     """
 
     __slots__ = (
@@ -90,6 +90,7 @@ class Exchange:
         "_wire",
         "arrival_s",
         "errors",
+        "key",
         "lines",
         "model",
         "on_caught_up",
@@ -118,6 +119,7 @@ class Exchange:
         self.errors = errors
         self.lines = errors.lines(request_id)
         self.model: str | None = None
+        self.key = ""
         self._wire = wire
         self._open = True
         self._lanes: list[Lane] = []

@@ -15,11 +15,13 @@ OPERATE_SCOPES = frozenset((Scope.OPERATOR,))
 
 
 class Identity(NamedTuple):
-    """The holder of a credential. `expires_s` is in Unix seconds, infinite for never."""
+    """The holder of a credential. `expires_s` is in Unix seconds, infinite for never. `key` identifies an API
+    key: the begin of its hash, which reveals nothing of it; "" for other credentials."""
 
     tenant: str
     expires_s: float
     scopes: frozenset[Scope]
+    key: str = ""
 
 
 def check_scopes(held: frozenset[Scope], accepted: frozenset[Scope]) -> None:

@@ -13,6 +13,8 @@ from kvasir_platform.gateway.identity.keys import KeyText, parse_keys
 
 _log = logging.getLogger(__name__)
 
+_NAME_DIGITS = 12
+
 
 class KeyRing:
     """Keys of the texts that `read` returns, for these tenants.
@@ -65,6 +67,10 @@ class KeyRing:
     def _ring(self, texts: list[KeyText]) -> Mapping[bytes, Identity]:
         keys = parse_keys(texts, self._tenants)
         return {self.digest(hashed): entry.identity for hashed, entry in keys.items()}
+        return {
+            self._digest(hashed): entry.identity._replace(key=hashed.hex()[:_NAME_DIGITS])
+            for hashed, entry in keys.items()
+        }
 
     def _mark(self, texts: list[KeyText]) -> bytes:
         """A digest of these texts, independent of the times and sizes of their files."""

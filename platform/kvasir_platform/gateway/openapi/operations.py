@@ -14,6 +14,7 @@ from kvasir_platform.gateway.anthropic.schema import CountTokensBody, MessagesBo
 from kvasir_platform.gateway.openai.schema import answers
 from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, UnloadAdapterBody
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
+from kvasir_platform.gateway.openai.schema.costs import CostsAsked, CostsPage
 from kvasir_platform.gateway.openai.schema.operation import RequestsPage, RolloutOrdered, RolloutsPage
 from kvasir_platform.gateway.openai.schema.scoring import RerankBody, Reranked, ScoreBody, Scores
 from kvasir_platform.gateway.openai.schema.texts import (
@@ -226,6 +227,15 @@ OPERATIONS = (
         "requests",
         "List the requests that run, and the slowest and newest of those that ended.",
         RequestsPage,
+        tag="Operation",
+    ),
+    Operation(
+        "/costs",
+        "post",
+        "costs",
+        "Show what tenants, keys and models cost.",
+        CostsPage,
+        CostsAsked,
         tag="Operation",
     ),
     Operation(

@@ -10,8 +10,10 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.gateway.catalog.models import ModelTable
+from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.operator.adapters import AdapterPages
+from kvasir_platform.gateway.operator.costs_page import CostPages
 from kvasir_platform.gateway.operator.decisions import DecisionPages
 from kvasir_platform.gateway.operator.drains import DrainPages
 from kvasir_platform.gateway.operator.prefixes_page import PrefixPages
@@ -42,6 +44,7 @@ class OperatorPages:
     requests: Show
     prefixes: Show
     rollouts: Show
+    costs: Show
 
 
 def operators_here(
@@ -54,6 +57,7 @@ def operators_here(
     in_flight: Callable[[], int],
     draining: Callable[[], bool],
     rollouts: Rollouts | None = None,
+    costs: CostKeeper | None = None,
 ) -> OperatorPages:
     """Return the pages of a router in this process; see StatusPages."""
     names = RequestNames(deployment.routing.decision_records)
@@ -80,10 +84,11 @@ def operators_here(
         RequestPages(router, clock).requests,
         PrefixPages(router).prefixes,
         RolloutPages(rollouts).serve,
+        CostPages(costs).costs,
     )
 
 
 def remote_operators(core: RemoteCore) -> OperatorPages:
     """Return the pages of a router in another process, which serves all of them."""
     show = core.show
-    return OperatorPages(core.names, show, show, show, show, show, show, show, show, show, show)
+    return OperatorPages(core.names, *[show] * 11)

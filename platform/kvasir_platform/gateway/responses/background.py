@@ -26,6 +26,7 @@ class BackgroundExchange(Exchange):
     def __init__(self, client: Exchange, on_end: Callable[[], None]) -> None:
         super().__init__(client.request, client.request_id, client.arrival_s, NoClient(), client.errors)
         self.lines = client.lines
+        self.key = client.key
         self._client = client
         self._on_end = on_end
         client.on_gone = self.gone

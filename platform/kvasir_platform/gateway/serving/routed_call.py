@@ -144,6 +144,7 @@ class RoutedCall(ServedCall):
             tenant=self.caller.tenant,
             route_arm=self._route_arm,
             policy=self._policy,
+            key=self.exchange.key,
         )
 
     def _begin(self, run: RoutedRun, charge: Charge) -> None:

@@ -24,6 +24,7 @@ _REFUSED: dict[Limit, tuple[str, str]] = {
     "requests": ("rate_limit_requests", "The limit is {0.requests_per_min} requests a minute"),
     "tokens": ("rate_limit_tokens", "The limit is {0.tokens_per_min} tokens a minute, output included"),
     "concurrency": ("concurrency_limit", "The limit is {0.concurrency} requests at the same time"),
+    "budget": ("budget_exceeded", "The budget is spent"),
 }
 
 
@@ -54,7 +55,8 @@ class Charge:
     @property
     def header_lines(self) -> bytes:
         """Header lines for the response; empty if the tenant has no limits."""
-        return b"" if self._grant is None else limit_headers(self._grant.quota, self._grant.levels)
+        grant = self._grant
+        return b"" if grant is None else limit_headers(grant.quota, grant.levels, grant.budget)
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
         """Settle the charge of a request that a worker has processed, with both counts of its usage."""
@@ -118,7 +120,9 @@ class Caller:
         self._spec = spec
         self._first_priority = rank * PRIORITY_SPAN
         self._models = None if spec.models is None else frozenset(spec.models)
-        quota = Quota(spec.requests_per_min, spec.tokens_per_min, spec.concurrency)
+        quota = Quota(
+            spec.requests_per_min, spec.tokens_per_min, spec.concurrency, budget=spec.budget is not None
+        )
         self._quota = None if quota.unlimited else quota
         self._limits = limits
         self._now = now
@@ -284,11 +288,12 @@ class Caller:
     def _refused(self, quota: Quota, refusal: LimitRefusal) -> LimitReached:
         code, text = _REFUSED[refusal.limit]
         self.use.refused[code] = self.use.refused.get(code, 0) + 1
+        why = f"{text.format(quota)}: {refusal.budget}" if refusal.budget else text.format(quota)
         return LimitReached(
-            f"{text.format(quota)}. Try again in {max(0.001, refusal.retry_after_s):.3g} s.",
+            f"{why}. Try again in {max(0.001, refusal.retry_after_s):.3g} s.",
             code=code,
             retry_after_s=refusal.retry_after_s,
-            header_lines=limit_headers(quota, refusal.levels),
+            header_lines=limit_headers(quota, refusal.levels, refusal.budget),
         )
 
 

@@ -51,12 +51,18 @@ class Callers:
     def of(self, headers: Mapping[bytes, bytes], scopes: frozenset[Scope] | None = None) -> Caller:
         """Return the caller of a request, by its headers (names in lower case). `scopes` are those that its
         endpoint accepts, None for any. Raise RequestError 401 or 403, or KeysPending."""
+        return self.identified(headers, scopes)[0]
+
+    def identified(
+        self, headers: Mapping[bytes, bytes], scopes: frozenset[Scope] | None = None
+    ) -> tuple[Caller, str]:
+        """Return also the name of its API key, "" without one."""
         if self._authenticator is None:
-            return self._default
+            return self._default, ""
         identity = self._authenticator.identity(headers.get(b"authorization"))
         if scopes is not None:
             check_scopes(identity.scopes, scopes)
-        return self._callers[identity.tenant]
+        return self._callers[identity.tenant], identity.key
 
     @property
     def tenants(self) -> tuple[str, ...]:

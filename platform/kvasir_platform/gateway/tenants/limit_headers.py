@@ -8,9 +8,10 @@ from kvasir.ports.limits import BucketLevels, Quota
 from kvasir_platform.gateway.tenants.buckets import remaining
 
 
-def limit_headers(quota: Quota, levels: BucketLevels) -> bytes:
-    """Return the header lines of a response; none for what is not limited."""
-    lines = b""
+def limit_headers(quota: Quota, levels: BucketLevels, budget: str = "") -> bytes:
+    """Return the header lines of a response; none for what is not limited, and for a budget that is far from
+    spent."""
+    lines = b"x-kvasir-budget: %b\r\n" % budget.encode("ascii", "replace") if budget else b""
     if quota.requests_per_min is not None:
         lines += _lines(b"requests", quota.requests_per_min, levels.requests_s)
     if quota.tokens_per_min is not None:

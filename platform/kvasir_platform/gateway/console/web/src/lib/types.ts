@@ -217,3 +217,40 @@ export interface PrefixSurvey {
   complete: boolean;
   prefixes: { blocks: number; prompts: number; workers: string[] }[];
 }
+
+/** A line of a statement of costs. */
+export interface CostLine {
+  kind: "usage" | "wasted" | "idle";
+  names: Record<string, string>;
+  requests: number;
+  prompt_tokens: number;
+  cached_tokens: number;
+  output_tokens: number;
+  prefill_s: number;
+  decode_s: number;
+  kv_s: number;
+  transfer_s: number;
+  seconds: number;
+  cost: number;
+}
+
+export interface Budget {
+  tenant: string;
+  period: string;
+  spent: number;
+  soft: number | null;
+  hard: number | null;
+  renews: number;
+}
+
+export interface CostPage {
+  counted: boolean;
+  currency: string;
+  since: number;
+  lines: CostLine[];
+  device_seconds: number;
+  cost: number;
+  budgets: Budget[];
+  unpriced: string[];
+  stored: boolean;
+}

@@ -1,12 +1,22 @@
-// Who uses the deployment, and who is refused.
+// Who uses the deployment, who is refused, and what it costs.
 
 import { Empty, Section } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { count, percent } from "../lib/format";
 import { useText } from "../lib/feed";
 import { tenantsOf, type Tenant } from "../lib/tenants";
+import { Costs } from "./costs";
 
 export function Tenants() {
+  return (
+    <>
+      <Usage />
+      <Costs />
+    </>
+  );
+}
+
+function Usage() {
   const { data, error } = useText("console/metrics");
   if (data === null) return error === null ? <Empty title="Reading the metrics …" /> : <Empty title="The metrics cannot be read.">{error.message}</Empty>;
   const tenants = tenantsOf(data);

@@ -1,0 +1,1 @@
+"""Ports of what routers write down for longer than they run."""

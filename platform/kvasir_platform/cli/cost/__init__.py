@@ -1,0 +1,1 @@
+"""`kvasir cost`: what tenants, keys and models have cost."""

@@ -1,0 +1,222 @@
+"""Costs over HTTP and on the command line: what requests are charged, and budgets that bound it."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import openai
+import pytest
+from tests.e2e.gateway.conftest import POOLS, Product, Reply, read_reply
+from tests.e2e.gateway.test_console import rows
+from tests.kit.browser.tab import opened_tab
+
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec.deployment import Deployment, GatewaySpec
+from kvasir.ports.router import RequestSummary
+from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.costs.keeper import CostKeeper, make_costs
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
+from kvasir_platform.gateway.start import make_gateway, make_metrics
+from kvasir_platform.sim.cluster import Cluster
+
+YEAR_2030 = 1_900_000_000.0
+
+
+class Feed(list[RequestSummary]):
+    """The summaries of a cluster, which are charged."""
+
+    costs: CostKeeper | None = None
+
+    def append(self, summary: RequestSummary) -> None:
+        if self.costs is not None:
+            self.costs.ledger.ended(summary)
+
+
+@dataclass
+class Charged(Product):
+    """A product whose costs are counted."""
+
+    costs: CostKeeper
+    metrics: Any
+
+    async def fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Reply:
+        host, _, port = self.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        reply = await read_reply(reader)
+        writer.close()
+        return reply
+
+    async def chat(self) -> Reply:
+        message = {"role": "user", "content": "Once upon a time"}
+        body = {"model": "kvasir-tiny", "max_tokens": 8, "messages": [message]}
+        return await self.fetch("POST", "/v1/chat/completions", body)
+
+
+@asynccontextmanager
+async def charged(
+    tokenizer: ModelTokenizer, deployed: Mapping[str, Any] = MappingProxyType({})
+) -> AsyncIterator[Charged]:
+    clock = MonotonicClock()
+    deployment = Deployment.model_validate(
+        {"pools": POOLS, "gateway": GatewaySpec(port=0, drain_timeout_s=0.0), **deployed}
+    )
+    metrics = make_metrics(deployment)
+    costs = make_costs(deployment, "router-test", clock, time.time)
+    assert costs is not None
+    feed = Feed()
+    feed.costs = costs
+    cluster = Cluster(deployment, clock, summaries=feed)
+    await cluster.start()
+    costs.ledger.source = cluster.router
+    costs.ledger.sample()
+    metrics.track_costs(costs.figures)
+    models = ModelTable([EdgeModel.of(deployment, tokenizer)])
+    gateway = make_gateway(deployment, cluster.router, clock, metrics, models, costs=costs)
+    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
+    host, port = await started
+    async with openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client:
+        yield Charged(cluster, client, f"{host}:{port}", costs, metrics)
+    gateway.stop()
+    await serving
+    await cluster.rest()
+    await cluster.close()
+
+
+async def test_requests_are_charged_by_tenant_and_all_lines_add_up(
+    tokenizer: ModelTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with charged(tokenizer) as made:
+        for _ in range(3):
+            await made.ask(max_tokens=8)
+        page = json.loads((await made.fetch("POST", "/costs", {"by": ["tenant", "model"]})).body)
+        assert await made.kvasir("cost", "--by", "tenant,model") == 0
+        shown = capsys.readouterr().out
+        assert await made.kvasir("cost", "-o", "json") == 0
+        as_json = json.loads(capsys.readouterr().out)
+        assert await made.kvasir("cost", "--focus", "csv", "--since", "2d") == 0
+        rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        console = json.loads((await made.fetch("GET", "/console/costs")).body)
+        scraped = (await made.fetch("GET", "/metrics")).body.decode()
+    used = [line for line in page["lines"] if line["kind"] == "usage"]
+    assert [line["names"] for line in used] == [{"tenant": "default", "model": "kvasir-tiny"}]
+    assert (used[0]["requests"], used[0]["output_tokens"]) == (3, 24)
+    assert used[0]["cached_tokens"] > 0
+    assert sum(line["seconds"] for line in page["lines"]) == pytest.approx(page["device_seconds"], abs=0.01)
+    assert sum(line["cost"] for line in page["lines"]) == pytest.approx(page["cost"], abs=1e-5)
+    assert page["cost"] > 0
+    assert shown.splitlines()[2].split()[:2] == ["TENANT", "MODEL"]
+    assert "(idle)" in shown
+    assert as_json["by"] == ["tenant"]
+    usage = [row for row in rows if row["x_Kind"] == "usage"]
+    assert {row["SubAccountId"] for row in usage} == {"default"}
+    assert {row["ServiceCategory"] for row in rows} == {"AI and Machine Learning"}
+    assert sum(float(row["x_OutputTokens"]) for row in usage) == 24
+    assert console["by"] == ["day", "tenant"]
+    assert 'kvasir_cost_claimed_seconds_total{phase="decode",tenant="default"}' in scraped
+    assert "kvasir_cost_stored 1.0" in scraped
+
+
+async def test_a_hard_budget_refuses_until_it_is_renewed_and_a_soft_one_warns(
+    tokenizer: ModelTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = {"period": "month", "soft": 1e-9, "hard": 1.0}
+    tenant = {"name": "default", "operator": True, "budget": budget}
+    # A CPU core that costs a million an hour spends a budget with one request.
+    spec = {"tenancy": {"tenants": [tenant]}, "cost": {"prices": {"cpu": 1e6}}}
+    async with charged(tokenizer, spec) as made:
+        first = await made.chat()
+        made.costs.ledger.sample()
+        await made.costs.write()
+        refused = await made.chat()
+        page = json.loads((await made.fetch("POST", "/costs", {})).body)
+        scraped = (await made.fetch("GET", "/metrics")).body.decode()
+    assert first.status == 200
+    assert "x-kvasir-budget" not in first.headers
+    error = json.loads(refused.body)["error"]
+    assert (refused.status, error["code"]) == (429, "budget_exceeded")
+    assert "of soft 0.00, hard 1.00" in error["message"]
+    assert 0 < int(refused.headers["retry-after"]) <= 31 * 86400
+    assert "x-kvasir-budget" in refused.headers
+    assert page["budgets"][0]["spent"] > 1.0
+    assert 'kvasir_cost_budget_ratio{bound="hard",tenant="default"}' in scraped
+    assert 'kvasir_tenant_refused_total{reason="budget_exceeded",tenant="default"} 1.0' in scraped
+    assert [record.message for record in caplog.records if "budget" in record.message] == [
+        "a tenant has reached its soft budget",
+        "a tenant has reached its hard budget",
+    ]
+
+
+async def test_a_soft_budget_only_adds_a_header(tokenizer: ModelTokenizer) -> None:
+    tenant = {"name": "default", "operator": True, "budget": {"soft": 1e-9}, "requests_per_min": 100}
+    spec = {"tenancy": {"tenants": [tenant]}, "cost": {"prices": {"cpu": 1e6}}}
+    async with charged(tokenizer, spec) as made:
+        await made.chat()
+        made.costs.ledger.sample()
+        await made.costs.write()
+        answer = await made.chat()
+    assert answer.status == 200
+    assert answer.headers["x-kvasir-budget"].startswith("USD ")
+    assert "x-ratelimit-remaining-requests" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"by": ["colour"]}, "invalid_type"),
+        ({"since": 5.0}, "invalid_value"),
+        ({"since": YEAR_2030 * 2}, "invalid_value"),
+        ({"whence": 1}, "invalid_type"),
+    ],
+)
+async def test_a_question_that_makes_no_sense_is_refused(
+    tokenizer: ModelTokenizer, body: dict[str, Any], code: str
+) -> None:
+    async with charged(tokenizer) as made:
+        answer = await made.fetch("POST", "/costs", body)
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, code)
+
+
+async def test_costs_that_are_not_counted_say_so(edge: Any) -> None:
+    answer = await edge.post("/costs", b"{}")
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["code"]) == (404, "costs_disabled")
+    assert "cost.enabled" in error["message"]
+    shown = await edge.get("/console/costs")
+    assert json.loads(shown.body)["counted"] is False
+
+
+async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
+    budget = {"soft": 5.0, "hard": 10.0}
+    tenant = {"name": "default", "operator": True, "budget": budget}
+    async with charged(tokenizer, {"tenancy": {"tenants": [tenant]}}) as made, opened_tab(tmp_path) as tab:
+        for _ in range(3):
+            await made.ask(max_tokens=8)
+        made.costs.ledger.sample()
+        await tab.open(f"http://{made.address}/console/#/tenants")
+        (used,) = await rows(tab, "Costs by tenant")
+        (bounded,) = await rows(tab, "Budgets of tenants")
+        (day,) = await rows(tab, "Costs by day and kind")
+        figures = await tab.until("document.querySelector('.figures')?.innerText")
+        await tab.screenshot("console-costs-dark", dark=True)
+        await tab.screenshot("console-costs")
+        logged = tab.console
+    assert (used["tenant"], used["requests"]) == ("default", "3")
+    assert used["cost"].endswith("USD")
+    assert bounded["hard"] == "10.00 USD"
+    assert "idle" in day
+    assert "cost of all workers" in figures
+    assert logged == []
