@@ -10,48 +10,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests.kit.durations import Durations
-from xdist.scheduler.loadscope import LoadScopeScheduling
-
-SHARED = {
-    "tests/contract/test_engine.py": "contract engines",
-    "tests/contract/test_engine_continuation.py": "contract engines",
-    "tests/contract/test_engine_parsing.py": "contract engines",
-    "tests/e2e/test_stack.py": "default deployment",
-    "tests/e2e/test_deployments.py": "default deployment",
-    "tests/e2e/test_responses_vllm.py": "default deployment",
-    "tests/e2e/test_verify.py": "default deployment",
-    "tests/e2e/gateway/test_surface_generation.py": "default deployment",
-    "tests/e2e/gateway/test_anthropic_vllm.py": "default deployment",
-    "tests/e2e/gateway/test_structured_limits.py": "default deployment",
-    "tests/e2e/gateway/test_loaded_adapters.py": "default deployment",
-}
-"""Group of the files that share engines or a deployment; any other file is a group."""
-SPREAD = ("tests/simulation/", "tests/helm/")
-"""Folders whose tests share nothing that takes time to start: each test is a group."""
-LONGEST = (
-    "default deployment",
-    "tests/e2e/test_engine_over_nodes.py",
-    "tests/faults/test_scorecard_small.py",
-    "tests/e2e/test_tiers_vllm.py",
-    "tests/e2e/test_migration_vllm.py",
-    "tests/e2e/test_ray_lifecycle.py",
-    "tests/e2e/test_auto_disaggregation.py",
-    "tests/contract/test_vllm_kv_events.py",
-    "tests/e2e/test_prefill_decode_equality.py",
-    "tests/e2e/test_scaling_live.py",
-    "tests/e2e/gateway/test_surface_outputs.py",
-    "tests/security/test_edge_rows.py",
-    "contract engines",
-    "tests/e2e/test_failed_start.py",
-    "tests/e2e/test_models_and_embeddings.py",
-    "tests/e2e/test_placement_on_nodes.py",
-    "tests/e2e/test_engine_powers.py",
-    "tests/faults/test_vllm_engine_death.py",
-    "tests/e2e/test_model_kinds.py",
-    "tests/e2e/test_up_over_https.py",
-)
-"""Groups that take more than half a minute, the longest first."""
+from tests.kit.suite.durations import Durations
+from tests.kit.suite.schedule import GroupScheduling, group_of, order_of, yield_to_slow_tests
 
 settings.register_profile("change", max_examples=30, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -68,18 +28,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     nightly = bool(config.getoption("--soak"))
     settings.load_profile("nightly" if nightly else "change")
-    if not hasattr(config, "workerinput"):
-        slow = config.getoption("markexpr") == "slow"
-        config.pluginmanager.register(Durations("soak" if nightly else "slow" if slow else "fast"))
+    if (worker := getattr(config, "workerinput", None)) is not None:
+        yield_to_slow_tests(worker["workerid"], worker["workercount"])
+    else:
+        config.pluginmanager.register(Durations("soak" if nightly else None))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of this run, unless one is named explicitly. The longest groups come first, so that both
     processes end together; a test that stops the shared deployment is the last of its group."""
-    longest = {group: place for place, group in enumerate(LONGEST)}
     items.sort(
         key=lambda item: (
-            longest.get(group_of(item.nodeid), len(longest)),
+            order_of(group_of(item.nodeid)),
             item.get_closest_marker("stops_stack") is not None,
         )
     )
@@ -93,20 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
-
-
-def group_of(nodeid: str) -> str:
-    """Tests of one group run in one process, so that an engine or a deployment that they
-    share is started once."""
-    file = nodeid.partition("::")[0]
-    return nodeid if file.startswith(SPREAD) else SHARED.get(file, file)
-
-
-class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no type hints for it
-    """Assigns groups of tests to processes."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
