@@ -63,10 +63,11 @@ class Shadows:
         call_for: Callable[[EdgeModel], Call],
     ) -> ShadowCopy | None:
         """Return a copy of a call that `served` answers, to begin once that call has been sent; None for a
-        call that is not drawn, is larger than what is copied, has several prompts or choices, or is dropped.
-        `salt` is the tenant's, and `call_for` renders the call for another model."""
+        call that is not drawn, that the shadow's model answers itself, is larger than what is copied, has
+        several prompts or choices, or is dropped. `salt` is the tenant's, and `call_for` renders the call for
+        another model."""
         spec, request = routed.shadow, requests[0]
-        if spec is None or len(requests) > 1 or request.sampling.n > 1:
+        if spec is None or routed.chain[0] == spec.model or len(requests) > 1 or request.sampling.n > 1:
             return None
         drawn = uniform("shadow", routed.route, request.request_id) < spec.share
         if not drawn or body_bytes > spec.max_body_bytes:

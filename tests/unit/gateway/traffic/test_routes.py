@@ -182,6 +182,14 @@ async def test_a_shadow_is_compared_and_never_returned_nor_billed() -> None:
         assert 'kvasir_requests_total{model="second"' not in shown
 
 
+async def test_what_the_model_of_the_shadow_answers_itself_is_not_copied() -> None:
+    rules = [{"headers": {"x-plan": "pro"}, "model": "second"}]
+    async with routed({**SHADOW, "rules": rules}) as edge:
+        await edge.chat(headers={"x-plan": "pro"})
+        await edge.chat()
+        assert edge.served == ["second", "kvasir-tiny", "second"]
+
+
 async def test_a_shadow_is_bounded_and_dropped_first() -> None:
     async with routed(SHADOW) as edge:
         answer = edge.router.script
