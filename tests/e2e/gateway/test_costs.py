@@ -120,6 +120,7 @@ async def test_requests_are_charged_by_tenant_and_all_lines_add_up(
     assert page["cost"] > 0
     assert shown.splitlines()[2].split()[:2] == ["TENANT", "MODEL"]
     assert "(idle)" in shown
+    assert 0 < float(shown.splitlines()[3].split()[-1]) <= page["cost"] * 1.1
     assert as_json["by"] == ["tenant"]
     usage = [row for row in rows if row["x_Kind"] == "usage"]
     assert {row["SubAccountId"] for row in usage} == {"default"}

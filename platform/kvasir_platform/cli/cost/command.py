@@ -38,7 +38,7 @@ def statement_text(page: Mapping[str, Any]) -> str:
     """Return a statement as text."""
     currency, by = page["currency"], page["by"]
     rows = [[*_names(line, by), *_cells(line)] for line in page["lines"]]
-    rows.append([*_total_names(len(by)), *[""] * 8, f"{page['device_seconds']:,.1f}", f"{page['cost']:,.4f}"])
+    rows.append([*_total_names(len(by)), *[""] * 8, f"{page['device_seconds']:,.1f}", _amount(page["cost"])])
     head = [name.upper() for name in by] or ["LINE"]
     names = len(head)
     lines = [
@@ -75,7 +75,12 @@ def _cells(line: Mapping[str, Any]) -> list[str]:
     used = line["kind"] == _USAGE
     counts = [number(line[name]) if used else "" for name in _COUNTS]
     phases = [f"{line[name]:,.1f}" if used else "" for name in _PHASES]
-    return [*counts, *phases, f"{line['seconds']:,.1f}", f"{line['cost']:,.4f}"]
+    return [*counts, *phases, f"{line['seconds']:,.1f}", _amount(line["cost"])]
+
+
+def _amount(value: float) -> str:
+    """Return an amount with at least two digits that say something."""
+    return f"{value:,.4f}" if value >= 0.01 or not value else f"{value:.2g}"
 
 
 def _budget(each: Mapping[str, Any], currency: str) -> str:

@@ -108,7 +108,7 @@ def _page(costs: CostKeeper, found: CostStatement, since: int, until: int, by: S
         lines=[_line(line) for line in found.lines],
         device_seconds=round(found.device_s, 3),
         gpu_hours=round(found.gpu_s / HOUR_S, 6),
-        cost=round(found.cost, 6),
+        cost=round(found.cost, 9),
         budgets=[_budget(state) for state in states],
         unpriced=sorted(costs.ledger.unpriced),
         stored=costs.stored,
@@ -128,7 +128,7 @@ def _line(line: StatementLine) -> CostsLine:
         round(line.kv_s, 3),
         round(line.transfer_s, 3),
         round(line.seconds, 3),
-        round(line.cost, 6),
+        round(line.cost, 9),
     )
 
 
