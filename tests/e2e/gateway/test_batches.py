@@ -294,6 +294,9 @@ async def test_batches_are_listed_the_newest_first(tmp_path: Path) -> None:
         listed = [batch.id async for batch in client.batches.list(limit=2)]
         assert set(listed) == names
         assert listed == sorted(names, reverse=True)
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.batches.retrieve("batch_of_nobody")
+        assert missing.value.code == "batch_not_found"
 
 
 async def test_a_file_that_a_batch_reads_is_not_deleted(tmp_path: Path) -> None:

@@ -115,6 +115,15 @@ ELSEWHERE: dict[str, str] = {
     "no_tenant": "tests/e2e/gateway/test_identity.py",
     "invalid_token": "tests/e2e/gateway/test_identity.py",
     "token_expired": "tests/e2e/gateway/test_identity.py",
+    "batch_limit": "tests/e2e/gateway/test_batches.py",
+    "batch_not_found": "tests/e2e/gateway/test_batches.py",
+    "batches_disabled": "tests/e2e/gateway/test_batches.py",
+    "duplicate_custom_id": "tests/e2e/gateway/test_batches.py",
+    "file_in_use": "tests/e2e/gateway/test_batches.py",
+    "file_limit": "tests/e2e/gateway/test_batches.py",
+    "file_not_found": "tests/e2e/gateway/test_batches.py",
+    "rollout_not_found": "tests/unit/gateway/traffic/test_routes.py",
+    "rollout_state": "tests/unit/gateway/traffic/test_routes.py",
 }
 
 

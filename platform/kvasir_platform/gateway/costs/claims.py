@@ -2,7 +2,7 @@
 
 A claim is the time that a request's work took of a worker, by the figures that the request carries at its end
 and the rates that the router has measured. Claims of a pool are then scaled to the time in which its workers
-were busy, so that only their proportions matter. The rule and its sources are in ADR 42.
+were busy, so that only their proportions matter. The rule and its sources are in ADR 43.
 """
 
 from __future__ import annotations

@@ -33,6 +33,12 @@ class RolloutPages:
             views = [] if self._rollouts is None else self._rollouts.views()
             exchange.respond(200, msgspec.json.encode(RolloutsPage(views)))
             return
+        if self._rollouts is None:
+            raise RequestError(
+                "No route of this deployment has a canary; add one to routes in kvasir.yaml.",
+                status=404,
+                code="rollout_not_found",
+            )
         name, _, asked = request.path.removeprefix(ROLLOUTS + "/").rpartition("/")
         action = next((each for each in ACTIONS if each == asked), None)
         if action is None:
@@ -40,12 +46,6 @@ class RolloutPages:
                 f"{asked[:64]!r} is no order for a rollout; there are: {', '.join(ACTIONS)}.",
                 status=404,
                 code="not_found",
-            )
-        if self._rollouts is None:
-            raise RequestError(
-                "No route of this deployment has a canary; add one to routes in kvasir.yaml.",
-                status=404,
-                code="rollout_not_found",
             )
         order = self._order(exchange, self._rollouts, unquote(name), action)
         task = asyncio.get_running_loop().create_task(order, name="rollout-page")
