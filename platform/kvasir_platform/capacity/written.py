@@ -114,6 +114,8 @@ def values_of(plan: CapacityPlan, request: PlanRequest, version: str | None) -> 
     values["pools"] = {pool_name(pool): _pod(pool) for pool in plan.pools}
     if "/" in request.model.source and not request.model.source.startswith("/"):
         values["modelCache"] = {"enabled": True, "size": f"{_cache_gib(plan)}Gi"}
+        # The addresses that weights come from are not known, and those of the Hub change.
+        values["networkPolicy"] = {"models": {"cidrs": ["0.0.0.0/0", "::/0"]}}
     return values
 
 

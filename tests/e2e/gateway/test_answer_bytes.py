@@ -34,8 +34,8 @@ GET = {
     "/status": b'{"deployment":"kvasir","ready":true,"reason":null,"disaggregation":"always",'
     b'"models":["kvasir-tiny","pirate"],"readiness":{"kvasir-tiny":{"ready":true,"reason":null},'
     b'"x":{"ready":false,"reason":"no worker"}},"in_flight":0,"workers":[],"pools":['
-    b'{"pool":"prefill","model":"kvasir-tiny","role":"prefill","desired":1,"serving":0,"starting":0},'
-    b'{"pool":"decode","model":"kvasir-tiny","role":"decode","desired":1,"serving":0,"starting":0}],'
+    b'{"pool":"prefill","model":"kvasir-tiny","role":"prefill","desired":1,"serving":0,"starting":0,"forecast":null},'
+    b'{"pool":"decode","model":"kvasir-tiny","role":"decode","desired":1,"serving":0,"starting":0,"forecast":null}],'
     b'"queues":{},"verdict":V}',
 }
 POST = {

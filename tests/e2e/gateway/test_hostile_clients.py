@@ -13,6 +13,7 @@ import pytest
 
 BODY = b'{"model":"kvasir-tiny","messages":[{"role":"user","content":"hi"}]}'
 STREAM = BODY[:-1] + b',"stream":true}'
+UPLOAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 9000000\r\n\r\n"
 PATIENCE_S = 5.0
 
 
@@ -57,7 +58,11 @@ def post(body: bytes, headers: str = "") -> bytes:
         (b"GET / HTTP/1.1\r\nHost: t\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: t\r\n\r\n", 414, "target_too_long"),
         (b"GET / HTTP/1.1\r\nHost: t\r\n" + b"X: a\r\n" * 200 + b"\r\n", 431, "headers_too_large"),
-        (b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 9000000\r\n\r\n", 413, "body_too_large"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 9000000\r\n\r\n",
+            413,
+            "body_too_large",
+        ),
     ],
 )
 async def test_malformed_http_is_refused_and_the_connection_ends(

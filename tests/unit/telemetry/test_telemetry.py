@@ -27,6 +27,7 @@ from kvasir.telemetry.metrics import Metrics, trace_id_of
 from kvasir.telemetry.reasons import REASONS, http_status, markdown_table, outcome_label, with_table
 from kvasir.telemetry.spans import SpanRecorder, TraceContext, otlp_recorder
 
+FIRST_TOKEN = "kvasir_time_to_first_token_seconds"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
 SUMMARY = RequestSummary(
@@ -224,7 +225,7 @@ def test_latencies_show_the_trace_of_a_request_as_openmetrics() -> None:
     made.request_finished(replace(SUMMARY, trace_context=PARENT))
     exposed = made.render_openmetrics().decode()
     families = text_string_to_metric_families(exposed)  # type: ignore[no-untyped-call]
-    (family,) = [each for each in families if "first_token" in each.name]
+    (family,) = [each for each in families if each.name == FIRST_TOKEN]
     assert {sample.exemplar.labels["trace_id"] for sample in family.samples if sample.exemplar} == {TRACE}
     assert TRACE not in made.render().decode()
 
