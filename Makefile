@@ -27,8 +27,8 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* pla
 # Tests that start no engine share the cores; each file stays in one process. In the order of folders, the last
 # files are short ones; in that of the number of tests, which is the default, some of the longest would be.
 FAST := -n 2 --dist loadfile --no-loadscope-reorder
-# One process with less priority runs these while two run the tests that start engines (tests/kit/suite/schedule.py).
-ALL := -n 3 --dist loadgroup --no-loadscope-reorder
+# Tests that share an engine or a deployment stay in one process, the longest groups first (tests/kit/suite/schedule.py).
+SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
@@ -83,7 +83,10 @@ test: install-dev ## run all tests, including those with real engines (minutes);
 ifneq ($(ARGS),)
 	@$(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m pytest $(ALL)
+	@failed=0; \
+	$(BIN)/python -m pytest -m "not slow" $(FAST) || failed=$$?; \
+	$(BIN)/python -m pytest -m slow $(SLOW) || failed=$$?; \
+	exit $$failed
 endif
 
 test-fast: install-dev ## run the tests that start no engine (a minute or two)

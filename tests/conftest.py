@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from tests.kit.suite.durations import Durations
-from tests.kit.suite.schedule import GroupScheduling, group_of, order_of, yield_to_slow_tests
+from tests.kit.suite.schedule import GroupScheduling, group_of, place_of
 
 settings.register_profile("change", max_examples=30, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -28,9 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     nightly = bool(config.getoption("--soak"))
     settings.load_profile("nightly" if nightly else "change")
-    if (worker := getattr(config, "workerinput", None)) is not None:
-        yield_to_slow_tests(worker["workerid"], worker["workercount"])
-    else:
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations("soak" if nightly else None))
 
 
@@ -39,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     processes end together; a test that stops the shared deployment is the last of its group."""
     items.sort(
         key=lambda item: (
-            order_of(group_of(item.nodeid)),
+            place_of(group_of(item.nodeid)),
             item.get_closest_marker("stops_stack") is not None,
         )
     )

@@ -74,7 +74,7 @@ def test_what_cannot_be_verified_is_said_at_once(stack: Stack) -> None:
     for arguments, told in (
         (("--model", "other"), "--model other: this deployment serves kvasir-tiny"),
         (("--prompt-tokens", "100000"), "--prompt-tokens: the model's context is"),
-        (("--report", "/nowhere/x"), "--report /nowhere/x: /nowhere is not a folder"),
+        (("--report", "/nowhere/x"), "--report /nowhere/x.json: /nowhere is not a folder"),
     ):
         run = stack.kvasir("verify", *arguments)
         assert run.returncode == 2, run.stdout

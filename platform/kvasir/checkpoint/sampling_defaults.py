@@ -35,13 +35,13 @@ NEUTRAL = SamplingDefaults()
 class _Stated(Struct):
     """What generation_config.json may say of sampling."""
 
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: int | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0)] | None = None
 
 
 def sampling_defaults(folder: Path) -> SamplingDefaults:

@@ -50,8 +50,11 @@ class Reference:
         return done
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine. Later tests of this process set variables of their own."""
+        from vllm.envs import disable_envs_cache
+
         self._llm.llm_engine.engine_core.shutdown()
+        disable_envs_cache()
 
 
 @contextmanager

@@ -1,21 +1,11 @@
 """Which tests run in which process of pytest-xdist.
 
-Tests that start engines or deployments leave the cores idle for much of their time, and compute on all of
-them while something starts. So two processes run these, and a third one with less priority runs the others.
+Tests that share an engine or a deployment stay in one, so that it is started once.
 """
 
 from __future__ import annotations
 
-import os
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 from xdist.scheduler.loadscope import LoadScopeScheduling
-
-ROOT = Path(__file__).resolve().parents[3]
-LEAST_FOR_BOTH = 3
-NICENESS = 5
 
 SHARED = {
     "tests/contract/test_engine.py": "contract engines",
@@ -65,45 +55,13 @@ def group_of(nodeid: str) -> str:
     return nodeid if file.startswith(SPREAD) else SHARED.get(file, file)
 
 
-def is_slow(group: str) -> bool:
-    """Whether a group has tests that start engines or deployments."""
-    return group in SHARED.values() or _marks_slow(group.partition("::")[0])
-
-
-@cache
-def _marks_slow(file: str) -> bool:
-    return "mark.slow" in (ROOT / file).read_text()
-
-
-def order_of(group: str) -> tuple[int, bool]:
-    """The longest groups come first, so that all processes end together; then the slow ones."""
-    place = LONGEST.index(group) if group in LONGEST else len(LONGEST)
-    return place, not is_slow(group)
-
-
-def yield_to_slow_tests(worker: str, count: int) -> None:
-    """Give this process less priority if it is the one for the other tests."""
-    if count >= LEAST_FOR_BOTH and worker == "gw0":
-        os.nice(NICENESS)
+def place_of(group: str) -> int:
+    """The longest groups come first, so that all processes end together."""
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no type hints for it
-    """Assigns groups of tests to processes. With three or more, the first one gets no slow group, and the
-    others get every slow group before any other."""
+    """Assigns groups of tests to processes."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
-
-    def _assign_work_unit(self, node: Any) -> None:
-        if (group := self._next_for(node)) is None:
-            node.shutdown()
-            return
-        self.workqueue.move_to_end(group, last=False)
-        super()._assign_work_unit(node)
-
-    def _next_for(self, node: Any) -> str | None:
-        waiting: list[str] = list(self.workqueue)
-        if self.numnodes < LEAST_FOR_BOTH or node.gateway.id != "gw0":
-            return waiting[0]
-        # The others come to the end of the queue last.
-        return next((group for group in reversed(waiting) if not is_slow(group)), None)
