@@ -44,7 +44,7 @@ SPEC: dict[str, Any] = {
     },
 }
 BOTH = {"prefill": 1, "decode": 1}
-KILLS = 2
+KILLS = 10
 
 
 @pytest.fixture
