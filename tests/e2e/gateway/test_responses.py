@@ -203,7 +203,7 @@ async def test_a_long_stored_conversation_is_rendered_in_a_thread(
     monkeypatch.setattr(pool, "later", noted)
     said = {"id": f"msg_{'0' * 32}i00", "role": "user", "content": "x " * 200_000}
     stored = StoredResponse(DEFAULT_TENANT, f"resp_{'0' * 32}", b'{"output":[]}', json.dumps([said]).encode())
-    edge.gateway._responses._store.put(stored)
+    edge.gateway._served.responses._store.put(stored)
     reply = await edge.post(RESPONSES, json.dumps({"model": MODEL, **fields}).encode())
     assert json.loads(reply.body)["error"]["code"] == "context_length_exceeded"
     assert any("_rendered" in work for work in threaded)
@@ -217,7 +217,7 @@ async def test_an_input_refers_to_a_bounded_number_of_responses(start: Any) -> N
         name = f"{number:032x}"
         refer.append({"id": f"msg_{name}i00"})
         items = json.dumps([{"id": f"msg_{name}i00", "role": "user", "content": "Hi"}]).encode()
-        edge.gateway._responses._store.put(
+        edge.gateway._served.responses._store.put(
             StoredResponse(DEFAULT_TENANT, f"resp_{name}", b'{"output":[]}', items)
         )
     for asked, status in ((refer[:32], 200), (refer, 400)):
@@ -377,7 +377,7 @@ async def test_a_background_response_that_cannot_begin_is_an_error_at_once(start
     with pytest.raises(openai.InternalServerError) as refused:
         await client.responses.create(model=MODEL, input="Hi", background=True)
     assert refused.value.code == "no_workers"
-    assert not edge.gateway._responses._running
+    assert not edge.gateway._served.responses._running
 
 
 @pytest.mark.parametrize(

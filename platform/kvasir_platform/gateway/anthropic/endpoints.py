@@ -41,8 +41,6 @@ def error_format(path: str, headers: Mapping[bytes, bytes]) -> ErrorFormat:
     return ANTHROPIC_ERRORS if wants_anthropic(path, headers) else OPENAI_ERRORS
 
 
-def either_key(
-    admit: Callable[[Mapping[bytes, bytes]], Admitted],
-) -> Callable[[Mapping[bytes, bytes]], Admitted]:
+def either_key(admit: Admission[Admitted]) -> Admission[Admitted]:
     """Return a route that takes an API key from `x-api-key` too."""
     return lambda headers: admit(with_bearer(headers))
