@@ -299,6 +299,40 @@ async def test_batches_are_listed_the_newest_first(tmp_path: Path) -> None:
         assert missing.value.code == "batch_not_found"
 
 
+async def test_a_list_goes_on_behind_an_item_that_was_deleted(tmp_path: Path) -> None:
+    async with batching(tmp_path) as (_, client):
+        made = [
+            await client.files.create(file=("a.jsonl", jsonl([line(0)])), purpose="batch") for _ in range(3)
+        ]
+        oldest, middle, newest = sorted(each.id for each in made)
+        await client.files.delete(middle)
+        assert [each.id async for each in client.files.list(after=middle)] == [oldest]
+        assert [each.id async for each in client.files.list(after=middle, order="asc")] == [newest]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "param"),
+    [
+        ("files", {"order": "up"}, "order"),
+        ("files", {"limit": "10001"}, "limit"),
+        ("batches", {"limit": "0"}, "limit"),
+        ("batches", {"limit": "1" * 5000}, "limit"),
+        ("batches", {"limit": "٣"}, "limit"),
+        ("batches", {"after": "batch_of_nobody"}, None),
+        ("files", {"after": "batch_of_nobody"}, "id"),
+        ("batches", {"purpose": "batch"}, "purpose"),
+    ],
+)
+async def test_a_list_refuses_a_query_that_it_cannot_follow(
+    tmp_path: Path, path: str, query: dict[str, str], param: str | None
+) -> None:
+    async with batching(tmp_path) as (_, client):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.get(f"/{path}", cast_to=object, options={"params": query})
+        assert refused.value.status_code in (400, 404)
+        assert refused.value.param == param
+
+
 async def test_a_file_that_a_batch_reads_is_not_deleted(tmp_path: Path) -> None:
     async with batching(tmp_path) as (edge, client):
         edge.router.script = None

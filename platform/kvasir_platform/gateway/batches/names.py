@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
-from typing import TypeVar
-from urllib.parse import parse_qsl
-
-import msgspec
+from collections.abc import Callable, Iterable
 
 from kvasir.core.errors import RequestError
 from kvasir.ports.clock import Rng
-from kvasir_platform.gateway.openai.schema.limits import bad
+from kvasir_platform.gateway.openai.schema.page_query import PageQuery
 
 _FILE = re.compile(r"file-[0-9a-z]{24,26}")
 _BATCH = re.compile(r"batch_[0-9a-f]{24}")
-_MOST = {"files": 10_000, "batches": 100}
-_DEFAULT = {"files": 10_000, "batches": 20}
-
-_Item = TypeVar("_Item", bound=msgspec.Struct)
 
 
 def new_key(now: float, rng: Rng) -> str:
@@ -60,28 +53,32 @@ def no_batch(name: str) -> RequestError:
     return RequestError(f"No batch found with id {name[:64]!r}.", status=404, code="batch_not_found")
 
 
-class ListQuery:
-    """What the query of a list asks for: `limit`, `after`, `order`, and further `fields`. Raise
-    RequestError."""
+class ListQuery(PageQuery):
+    """A page of ids, which are in the order of their creation. `fields` are the further ones that the list
+    takes; `valid` raises for an `after` that cannot be an id. Raise RequestError."""
 
-    def __init__(self, query: bytes, of: str, fields: tuple[str, ...] = ()) -> None:
-        given = dict(parse_qsl(query.decode("latin-1")))
-        self.after = given.pop("after", "")
-        self.newest_first = given.pop("order", "desc") == "desc"
-        limit = given.pop("limit", str(_DEFAULT[of]))
-        if not limit.isdecimal() or not 1 <= int(limit) <= _MOST[of]:
-            raise bad(f"limit is a number from 1 to {_MOST[of]}.", "limit")
-        self.limit = int(limit)
-        self.fields = {name: given.pop(name, "") for name in fields}
-        for name in given:
+    def __init__(
+        self,
+        query: bytes,
+        valid: Callable[[str], object],
+        *,
+        default: int,
+        most: int,
+        fields: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(query, default=default, most=most)
+        for name in self.further.keys() - set(fields):
             raise RequestError(
                 f"Unknown parameter of the query: {name[:64]!r}.", code="unknown_parameter", param=name[:64]
             )
+        if self.after:
+            valid(self.after)
 
-    def of(self, ids: Sequence[str]) -> tuple[list[str], bool]:
-        """Return the ids of the page, given all in the order of their creation, and whether there are
-        more."""
-        ordered = list(reversed(ids)) if self.newest_first else list(ids)
-        begin = ordered.index(self.after) + 1 if self.after in ordered else 0
-        shown = ordered[begin : begin + self.limit]
-        return shown, begin + len(shown) < len(ordered)
+    def of(self, ids: Iterable[str]) -> tuple[list[str], bool]:
+        """Return the ids of the page, given all, and whether there are more. The item `after` may have been
+        deleted since its page."""
+        ordered = sorted(ids, reverse=self.newest_first)
+        if self.after:
+            follows = operator.lt if self.newest_first else operator.gt
+            ordered = [each for each in ordered if follows(each, self.after)]
+        return ordered[: self.limit], len(ordered) > self.limit

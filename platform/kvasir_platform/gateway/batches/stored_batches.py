@@ -131,7 +131,7 @@ class StoredBatches:
 
     def page(self, tenant: str, query: bytes) -> BatchList:
         """Return the batches that a query asks for."""
-        page = ListQuery(query, "batches")
+        page = ListQuery(query, batch_id, default=20, most=100)
         shown, more = page.of(self._storage.names(f"{tenant}/batches"))
         data = [self.show(tenant, name) for name in shown]
         first, last = (shown[0], shown[-1]) if shown else (None, None)

@@ -84,10 +84,9 @@ class StoredFiles:
 
     def page(self, tenant: str, query: bytes) -> FileList:
         """Return the files that a query asks for."""
-        page = ListQuery(query, "files", ("purpose",))
-        held, purpose = self._all(tenant), page.fields["purpose"]
-        ids = [name for name, each in sorted(held.items()) if purpose in ("", each.purpose)]
-        shown, more = page.of(ids)
+        page = ListQuery(query, file_id, default=10_000, most=10_000, fields=("purpose",))
+        held, purpose = self._all(tenant), page.further.get("purpose", "")
+        shown, more = page.of(name for name, each in held.items() if purpose in ("", each.purpose))
         first, last = (shown[0], shown[-1]) if shown else (None, None)
         return FileList("list", [held[name] for name in shown], first, last, more)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.ports.responses import StoredResponse
 from kvasir_platform.gateway.openai.schema.limits import bad
+from kvasir_platform.gateway.openai.schema.page_query import PageQuery
 from kvasir_platform.gateway.responses.body import InputItem
 from kvasir_platform.gateway.responses.decode import decode_items, item_type
 from kvasir_platform.gateway.responses.response_object import CANCELLED, FAILED, response_error
@@ -58,22 +58,16 @@ def shown_response(stored: StoredResponse) -> bytes:
 def items_page(items: bytes, query: bytes) -> bytes:
     """Return one page of stored items as JSON. `query` has `order` (asc, or desc by default), `limit` and
     `after`, the id of the last item of the page before. Raise RequestError."""
-    asked = {name: values[-1] for name, values in parse_qs(query.decode("latin-1")).items()}
-    order = asked.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad("order is asc or desc.", "order")
-    limit = asked.get("limit", str(_DEFAULT_PAGE))
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= _MAX_PAGE):
-        raise bad(f"limit is a number from 1 to {_MAX_PAGE}.", "limit")
+    asked = PageQuery(query, default=_DEFAULT_PAGE, most=_MAX_PAGE)
     found: list[dict[str, Any]] = msgspec.json.decode(items)
-    if order == "desc":
+    if asked.newest_first:
         found.reverse()
     begin = 0
-    if (after := asked.get("after")) is not None:
-        begin = next((i + 1 for i, item in enumerate(found) if item.get("id") == after), 0)
+    if asked.after:
+        begin = next((i + 1 for i, item in enumerate(found) if item.get("id") == asked.after), 0)
         if not begin:
             raise RequestError("after names no item of this response.", code="invalid_value", param="after")
-    page = found[begin : begin + int(limit)]
+    page = found[begin : begin + asked.limit]
     return msgspec.json.encode(
         {
             "object": "list",
