@@ -24,7 +24,7 @@ from kvasir_platform.gateway.batches.schema import (
     BatchUsage,
     CreateBatchBody,
 )
-from kvasir_platform.gateway.openai.schema.decode import decode_body, refuse_not_served
+from kvasir_platform.gateway.openai.schema.decode import decode_served
 from kvasir_platform.gateway.openai.schema.limits import bad
 
 OPEN = "open"
@@ -37,8 +37,7 @@ _BODY = msgspec.json.Decoder(CreateBatchBody)
 
 def decode_create(body: bytes) -> CreateBatchBody:
     """Decode a request to create a batch. Raise RequestError."""
-    asked = decode_body(_BODY, body)
-    refuse_not_served(asked)
+    asked = decode_served(_BODY, body)
     if asked.endpoint not in ENDPOINTS:
         raise bad(f"endpoint is one of {', '.join(ENDPOINTS)}.", "endpoint")
     return asked

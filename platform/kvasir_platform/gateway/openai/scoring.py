@@ -15,7 +15,7 @@ from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, chec
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import Truncation, prompts_of
 from kvasir_platform.gateway.openai.schema.answers import EmbeddingUsage
-from kvasir_platform.gateway.openai.schema.decode import decode_body, refuse_not_served
+from kvasir_platform.gateway.openai.schema.decode import decode_served
 from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad, missing
 from kvasir_platform.gateway.openai.schema.scoring import (
     Document,
@@ -41,11 +41,11 @@ _encode = msgspec.json.Encoder().encode
 @dataclass(frozen=True, slots=True)
 class ScoringCall(EmbeddingCall):
     """Inputs of which the first `queries` are compared with those behind them: one with each, or each with
-    its own. `names` are the fields of both. `texts` are the documents that an answer shows, None for none."""
+    its own. `names` are the fields of both. `top_n` is how many documents a ranking has at most, 0 for scores
+    without one. `texts` are the documents that an answer shows, None for none."""
 
     queries: int
     names: tuple[str, str]
-    reranks: bool
     top_n: int
     texts: tuple[str, ...] | None
 
@@ -58,16 +58,12 @@ class ScoringCall(EmbeddingCall):
 
 def decode_rerank(body: bytes) -> RerankBody:
     """Decode and check a call to rerank. Raise RequestError with `param` and a code."""
-    asked = decode_body(_RERANK, body)
-    refuse_not_served(asked)
-    return asked
+    return decode_served(_RERANK, body)
 
 
 def decode_score(body: bytes) -> ScoreBody:
     """Decode and check a call for scores. Raise RequestError with `param` and a code."""
-    asked = decode_body(_SCORE, body)
-    refuse_not_served(asked)
-    return asked
+    return decode_served(_SCORE, body)
 
 
 def rerank_call(
@@ -134,7 +130,6 @@ def _call(
         priority=body.priority or 0,
         queries=len(texts[0]),
         names=names,
-        reranks=bool(top_n),
         top_n=top_n,
         texts=shown,
     )
@@ -173,7 +168,7 @@ class ScoreAnswer:
         used = EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens)
         name = self._exchange.request_id
         body: Reranked | Scores
-        if call.reranks:
+        if call.top_n:
             order = sorted(range(len(scores)), key=lambda index: -scores[index])[: call.top_n]
             body = Reranked(f"rerank-{name}", call.model, used, [self._result(i, scores[i]) for i in order])
         else:

@@ -4,15 +4,19 @@ call is distributed over the replicas of its pool."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Request, Task
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.catalog.models import EdgeModel, Served
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import truncated
 from kvasir_platform.gateway.openai.embedding_answer import EmbeddingAnswer
 from kvasir_platform.gateway.openai.schema.decode import decode_embedding
+from kvasir_platform.gateway.openai.schema.scoring import ScoringFields
 from kvasir_platform.gateway.openai.scoring import (
     ScoreAnswer,
     ScoringCall,
@@ -22,10 +26,13 @@ from kvasir_platform.gateway.openai.scoring import (
     score_call,
 )
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall, embedding_call
+from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
 from kvasir_platform.gateway.serving.context import GatewayContext, brownout_line
 from kvasir_platform.gateway.serving.embedding_run import EmbeddingRun, VectorAnswer
 from kvasir_platform.gateway.serving.routed_call import RoutedApi, RoutedCall, RoutedRun
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
+
+_Scored = TypeVar("_Scored", bound=ScoringFields)
 
 
 class EmbeddingApi(RoutedApi):
@@ -39,29 +46,39 @@ class EmbeddingApi(RoutedApi):
         model = served.model
         call = embedding_call(body, model.tokenizer.vocabulary, model.capabilities, model.control_in_prompts)
         check_dimensions(call.dimensions, served.model)
-        EmbedCall(self._context, self._active, caller, exchange, call=call, served=served).start()
+        answer = partial(EmbeddingAnswer, exchange, call)
+        EmbedCall(
+            self._context, self._active, caller, exchange, call=call, served=served, answer=answer
+        ).start()
 
     def rerank(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/rerank."""
-        body = decode_rerank(exchange.request.body)
-        caller.check_model(body.model)
-        served = self._context.models.find(body.model)
-        call = rerank_call(body, served.model.capabilities, served.model.control_in_prompts)
-        ScoreCall(self._context, self._active, caller, exchange, call=call, served=served).start()
+        self._compare(caller, exchange, decode_rerank(exchange.request.body), rerank_call)
 
     def score(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/score."""
-        body = decode_score(exchange.request.body)
+        self._compare(caller, exchange, decode_score(exchange.request.body), score_call)
+
+    def _compare(
+        self,
+        caller: Caller,
+        exchange: Exchange,
+        body: _Scored,
+        call_of: Callable[[_Scored, ModelCapabilities, ControlTokens | None], ScoringCall],
+    ) -> None:
         caller.check_model(body.model)
         served = self._context.models.find(body.model)
-        call = score_call(body, served.model.capabilities, served.model.control_in_prompts)
-        ScoreCall(self._context, self._active, caller, exchange, call=call, served=served).start()
+        call = call_of(body, served.model.capabilities, served.model.control_in_prompts)
+        answer = partial(ScoreAnswer, exchange, call)
+        EmbedCall(
+            self._context, self._active, caller, exchange, call=call, served=served, answer=answer
+        ).start()
 
 
 class EmbedCall(RoutedCall):
-    """A call for embeddings."""
+    """A call for the vectors of its inputs. `answer` takes the number of inputs and Unix time."""
 
-    __slots__ = ("_call", "_inputs")
+    __slots__ = ("_answer", "_call", "_inputs")
 
     def __init__(
         self,
@@ -72,9 +89,11 @@ class EmbedCall(RoutedCall):
         *,
         call: EmbeddingCall,
         served: Served,
+        answer: Callable[[int, int], VectorAnswer],
     ) -> None:
         super().__init__(context, active, caller, exchange, served=served, salt="")
         self._call = call
+        self._answer = answer
         self._inputs: list[array[int]] = []
         exchange.lines += brownout_line(context.router.brownout(served.model.name))
 
@@ -93,7 +112,7 @@ class EmbedCall(RoutedCall):
         """See ServedCall."""
         context, exchange = self._context, self.exchange
         run = EmbeddingRun(
-            self._answer(int(context.wall())),
+            self._answer(len(self._inputs), int(context.wall())),
             context,
             request=self._input,
             inputs=len(self._inputs),
@@ -104,9 +123,6 @@ class EmbedCall(RoutedCall):
         exchange.on_gone = run.gone
         run.start()
 
-    def _answer(self, created: int) -> VectorAnswer:
-        return EmbeddingAnswer(self.exchange, self._call, len(self._inputs), created)
-
     def _input(self, index: int) -> Request:
         return self._request(
             self._inputs[index],
@@ -114,28 +130,6 @@ class EmbedCall(RoutedCall):
             priority=self.caller.priority(self._call.priority),
             task=Task.EMBED,
         )
-
-
-class ScoreCall(EmbedCall):
-    """A call whose answer has scores in place of vectors."""
-
-    __slots__ = ("_scoring",)
-
-    def __init__(
-        self,
-        context: GatewayContext,
-        active: set[RoutedRun],
-        caller: Caller,
-        exchange: Exchange,
-        *,
-        call: ScoringCall,
-        served: Served,
-    ) -> None:
-        super().__init__(context, active, caller, exchange, call=call, served=served)
-        self._scoring = call
-
-    def _answer(self, created: int) -> VectorAnswer:
-        return ScoreAnswer(self.exchange, self._scoring, len(self._inputs), created)
 
 
 def check_dimensions(dimensions: int | None, model: EdgeModel) -> None:

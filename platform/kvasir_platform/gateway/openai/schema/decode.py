@@ -104,15 +104,12 @@ def decode_completion(body: bytes) -> CompletionBody:
 
 def decode_embedding(body: bytes) -> EmbeddingBody:
     """Decode and check an embeddings request. Raise RequestError with `param` and a code."""
-    embedding = decode_body(_EMBEDDING, body)
-    refuse_not_served(embedding)
-    return embedding
+    return decode_served(_EMBEDDING, body)
 
 
 def decode_tokenize(body: bytes) -> TokenizeBody:
     """Decode and check a tokenize request. Raise RequestError with `param` and a code."""
-    tokenize = decode_body(_TOKENIZE, body)
-    refuse_not_served(tokenize)
+    tokenize = decode_served(_TOKENIZE, body)
     if tokenize.prompt is None and tokenize.messages is None:
         raise missing("prompt")
     if tokenize.prompt is not None and tokenize.messages is not None:
@@ -129,16 +126,12 @@ def decode_detokenize(body: bytes) -> DetokenizeBody:
 
 def decode_load_adapter(body: bytes) -> LoadAdapterBody:
     """Decode a request to load an adapter. Raise RequestError with `param` and a code."""
-    load = decode_body(_LOAD_ADAPTER, body)
-    refuse_not_served(load)
-    return load
+    return decode_served(_LOAD_ADAPTER, body)
 
 
 def decode_unload_adapter(body: bytes) -> UnloadAdapterBody:
     """Decode a request to unload an adapter. Raise RequestError with `param` and a code."""
-    unload = decode_body(_UNLOAD_ADAPTER, body)
-    refuse_not_served(unload)
-    return unload
+    return decode_served(_UNLOAD_ADAPTER, body)
 
 
 def decode_body(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
@@ -149,6 +142,14 @@ def decode_body(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise _validation(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+
+
+def decode_served(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
+    """Decode a body, and refuse the fields that are declared only for that. Raise RequestError with `param`
+    and a code."""
+    decoded = decode_body(decoder, body)
+    refuse_not_served(decoded)
+    return decoded
 
 
 def _validation(text: str) -> RequestError:
