@@ -169,8 +169,7 @@ class BatchesApi:
                 if changes:
                     self._on_change()
                 exchange.respond(200, body, content_type)
-            # As in the gateway, whatever is raised is the answer.
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - whatever a step raises is the answer, as in the gateway
                 context.answer(exchange, error)
 
         task = asyncio.get_running_loop().create_task(answer(), name="files and batches")

@@ -231,8 +231,7 @@ class BatchRun:
         self._running[number] = exchange
         try:
             context.endpoints[endpoint](context.callers(self._tenant), exchange)
-        # As for a client's call: whatever it raises is its answer.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - whatever it raises is its answer, as for a client's call
             context.answer(exchange, error)
 
     def _note(self, exchange: LineExchange) -> None:

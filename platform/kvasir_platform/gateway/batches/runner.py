@@ -95,8 +95,7 @@ class BatchRunner:
             ended = await run.run()
         except CapacityError as error:
             _log.warning("batch %s waits: %s", name, error.message)
-        # A fault of one batch must not end the others, nor the gateway.
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - a fault of one batch must not end the others, nor the gateway
             _log.exception("the work on batch %s failed; it goes on later", name)
         finally:
             del self._runs[name]

@@ -49,8 +49,7 @@ class ServedCall(ABC):
             except BaseException:
                 charge.release()
                 raise
-        # Whatever a step raises is the call's answer: the next call's admission must not fail with this one.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - it is the call's answer, and not the next call's
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:

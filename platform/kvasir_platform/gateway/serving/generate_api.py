@@ -231,8 +231,7 @@ class GenerateCall(RoutedCall):
                 self.exchange.lines = self._lines
                 self._name = f"{self.exchange.request_id}-{self._context.suffix()}"
                 self.start()
-        # As in a step that is called back: whatever it raises is the call's answer.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - called from the loop: it is the call's answer
             self.failed(error)
 
     def _shadowed(self, route: RequestRoute) -> ShadowCopy | None:

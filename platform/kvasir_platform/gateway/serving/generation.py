@@ -88,8 +88,7 @@ class PromptStream:
             self._generation.end_if_done(self)
         try:
             self._answer.delta(self.base + index, delta)
-        # The router's fan-out serves every other stream too: a fault in this one must not reach it.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - the router's fan-out serves every other stream too
             self._generation.broken(error)
 
     def lane(self, request_id: str) -> Lane | None:

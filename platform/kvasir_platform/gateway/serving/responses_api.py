@@ -266,8 +266,7 @@ class ResponsesApi:
                 return
             try:
                 found(stored)
-            # As in ServedCall: whatever a step raises is the call's answer.
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - called by the store: it is the call's answer
                 self._context.errors.answer(exchange, error)
 
         return then

@@ -83,8 +83,7 @@ class _TextCall(ABC):
         self._exchange.lines += charge.header_lines
         try:
             self._work()
-        # An exception is the response of this call, and must not reach the rate limiter.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - it is this call's answer, not the rate limiter's
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:
