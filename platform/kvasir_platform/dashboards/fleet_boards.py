@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvasir_platform.dashboards.expressions import gauge, mean, quantile, rate
 from kvasir_platform.dashboards.panels import Dashboard, Panel, PanelRow, chart
+from kvasir_platform.dashboards.queries import gauges, legend, positive, rates, ratio
 
 TTFT = "kvasir_time_to_first_token_seconds"
 ITL = "kvasir_inter_token_latency_seconds"
@@ -18,15 +19,12 @@ MODELS = ("model", "kvasir_requests_total")
 
 def _latency(title: str, metric: str) -> Panel:
     shares = (0.5, 0.95, 0.99)
-    return chart(
-        title,
-        "s",
-        *((quantile(share, metric, "model"), f"{{{{model}}}} p{100 * share:g}") for share in shares),
-    )
+    lines = ((quantile(each, metric, "model"), legend("model", f"p{100 * each:g}")) for each in shares)
+    return chart(title, "s", *lines)
 
 
-def _uneven(metric: str) -> str:
-    return f"{quantile(0.99, metric, 'model')} / {quantile(0.5, metric, 'model')}"
+def _uneven(metric: str, words: str) -> tuple[str, str]:
+    return f"{quantile(0.99, metric, 'model')} / {quantile(0.5, metric, 'model')}", legend("model", words)
 
 
 def _met() -> str:
@@ -34,129 +32,171 @@ def _met() -> str:
     return f"{met} / {rate('kvasir_slo_requests_total', 'slo')}"
 
 
+_PROMISES = (
+    chart("Requests within their SLO", "percentunit", (_met(), "{{slo}}")),
+    chart(
+        "Missed promises by cause",
+        "reqps",
+        (rate("kvasir_slo_missed_requests_total", "promise", "cause"), "{{promise}}: {{cause}}"),
+        description="The promise that a request broke first, and what took most of the time.",
+        stacked=True,
+    ),
+    _latency("Time to first token", TTFT),
+    _latency("Time between tokens", ITL),
+    chart(
+        "Unevenness: p99 / p50",
+        "short",
+        _uneven(TTFT, "first token"),
+        _uneven(ITL, "between tokens"),
+        description="Above 10, some requests or tokens wait for what others do not.",
+    ),
+    chart(
+        "Stages before the first token, p99",
+        "s",
+        *((quantile(0.99, metric, "model"), legend("model", name)) for name, metric in STAGES),
+    ),
+)
+
+_TRAFFIC = (
+    chart("Requests by outcome", "reqps", *rates("outcome", "kvasir_requests_total"), stacked=True),
+    chart(
+        "Running and waiting",
+        "short",
+        *gauges("", ("kvasir_requests_in_flight", "in flight")),
+        *gauges(
+            "model", ("kvasir_admission_queued", "queued"), ("kvasir_admission_parked", "without a worker")
+        ),
+    ),
+    chart(
+        "Tokens a second",
+        "short",
+        *rates("model", ("kvasir_prompt_tokens_total", "prompt"), ("kvasir_output_tokens_total", "output")),
+    ),
+    chart(
+        "Pressure",
+        "percentunit",
+        *gauges("model", "kvasir_admission_pressure", how="max"),
+        description="The expected wait as a fraction of the promised time to first token.",
+    ),
+    chart(
+        "Tenants: requests in flight",
+        "short",
+        *gauges("tenant", "kvasir_tenant_requests_in_flight"),
+        stacked=True,
+    ),
+    chart(
+        "Tenants: refused by their limits",
+        "reqps",
+        (rate("kvasir_tenant_refused_total", "tenant", "reason"), "{{tenant}}: {{reason}}"),
+    ),
+)
+
+_EXPIRY = gauge("kvasir_gateway_certificate_expiry_timestamp_seconds", how="min")
+_WORKERS = (
+    chart("Workers by state", "short", *gauges("pool state", "kvasir_workers")),
+    chart(
+        "Workers that are not healthy",
+        "short",
+        positive("worker state", "kvasir_worker_health", state='!="healthy"'),
+    ),
+    chart("Brown-out steps", "short", *gauges("model", "kvasir_brownout_level", how="max"), width=8),
+    chart(
+        "Age of the list of workers",
+        "s",
+        *gauges("", ("kvasir_discovery_stale_seconds", "discovery"), how="max"),
+        width=8,
+    ),
+    chart("Certificate expires in", "s", (f"{_EXPIRY} - time()", "certificate"), kind="stat", width=8),
+)
+
 FLEET = Dashboard(
     "kvasir-fleet",
     "Kvasir: fleet and SLO",
     "Whether promises are kept, what is missed and why, and what the fleet does.",
-    (
-        PanelRow(
-            "Promises",
-            (
-                chart(
-                    "Requests within their SLO",
-                    "percentunit",
-                    (_met(), "{{slo}}"),
-                ),
-                chart(
-                    "Missed promises by cause",
-                    "reqps",
-                    (
-                        rate("kvasir_slo_missed_requests_total", "promise", "cause"),
-                        "{{promise}}: {{cause}}",
-                    ),
-                    description="The promise that a request broke first, and what took most of the time.",
-                    stacked=True,
-                ),
-                _latency("Time to first token", TTFT),
-                _latency("Time between tokens", ITL),
-                chart(
-                    "Unevenness: p99 / p50",
-                    "short",
-                    (_uneven(TTFT), "{{model}} first token"),
-                    (_uneven(ITL), "{{model}} between tokens"),
-                    description="Above 10, some requests or tokens wait for what others do not.",
-                ),
-                chart(
-                    "Stages before the first token, p99",
-                    "s",
-                    *((quantile(0.99, metric, "model"), f"{{{{model}}}} {name}") for name, metric in STAGES),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Traffic",
-            (
-                chart(
-                    "Requests by outcome",
-                    "reqps",
-                    (rate("kvasir_requests_total", "outcome"), "{{outcome}}"),
-                    stacked=True,
-                ),
-                chart(
-                    "Running and waiting",
-                    "short",
-                    (gauge("kvasir_requests_in_flight"), "in flight"),
-                    (gauge("kvasir_admission_queued", "model"), "{{model}} queued"),
-                    (gauge("kvasir_admission_parked", "model"), "{{model}} without a worker"),
-                ),
-                chart(
-                    "Tokens a second",
-                    "short",
-                    (rate("kvasir_prompt_tokens_total", "model"), "{{model}} prompt"),
-                    (rate("kvasir_output_tokens_total", "model"), "{{model}} output"),
-                ),
-                chart(
-                    "Pressure",
-                    "percentunit",
-                    (gauge("kvasir_admission_pressure", "model", how="max"), "{{model}}"),
-                    description="The expected wait as a fraction of the promised time to first token.",
-                ),
-                chart(
-                    "Tenants: requests in flight",
-                    "short",
-                    (gauge("kvasir_tenant_requests_in_flight", "tenant"), "{{tenant}}"),
-                    stacked=True,
-                ),
-                chart(
-                    "Tenants: refused by their limits",
-                    "reqps",
-                    (rate("kvasir_tenant_refused_total", "tenant", "reason"), "{{tenant}}: {{reason}}"),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Workers",
-            (
-                chart(
-                    "Workers by state",
-                    "short",
-                    (gauge("kvasir_workers", "pool", "state"), "{{pool}} {{state}}"),
-                ),
-                chart(
-                    "Workers that are not healthy",
-                    "short",
-                    (
-                        gauge("kvasir_worker_health", "worker", "state", how="max", state='!="healthy"')
-                        + " > 0",
-                        "{{worker}} {{state}}",
-                    ),
-                ),
-                chart(
-                    "Brown-out steps",
-                    "short",
-                    (gauge("kvasir_brownout_level", "model", how="max"), "{{model}}"),
-                    width=8,
-                ),
-                chart(
-                    "Age of the list of workers",
-                    "s",
-                    (gauge("kvasir_discovery_stale_seconds", how="max"), "discovery"),
-                    width=8,
-                ),
-                chart(
-                    "Certificate expires in",
-                    "s",
-                    (
-                        f"{gauge('kvasir_gateway_certificate_expiry_timestamp_seconds', how='min')} - time()",
-                        "certificate",
-                    ),
-                    kind="stat",
-                    width=8,
-                ),
-            ),
+    (PanelRow("Promises", _PROMISES), PanelRow("Traffic", _TRAFFIC), PanelRow("Workers", _WORKERS)),
+    (MODELS, POOLS),
+)
+
+_DECISIONS = (
+    chart(
+        "Duration of a decision",
+        "s",
+        (quantile(0.5, "kvasir_decision_seconds"), "p50"),
+        (quantile(0.99, "kvasir_decision_seconds"), "p99"),
+    ),
+    chart(
+        "Regret a second, by cause",
+        "s",
+        *rates("model cause", "kvasir_regret_seconds_total"),
+        description="What other decisions would have saved, with hindsight.",
+        stacked=True,
+    ),
+    chart(
+        "Decisions that are regretted",
+        "percentunit",
+        ratio(rate, "kvasir_regretted_decisions_total", "kvasir_judged_decisions_total", "model"),
+    ),
+    chart(
+        "Requests that were moved",
+        "reqps",
+        *rates(
+            "model",
+            ("kvasir_retries_total", "retried"),
+            ("kvasir_migrations_total", "continued elsewhere"),
+            ("kvasir_cross_role_requests_total", "run whole: a role is lost"),
         ),
     ),
-    (MODELS, POOLS),
+)
+
+_PREDICTIONS = (
+    chart(
+        "Cached tokens, predicted and found",
+        "short",
+        *rates(
+            "model",
+            ("kvasir_predicted_cached_tokens_total", "predicted"),
+            ("kvasir_cached_tokens_total", "found"),
+        ),
+    ),
+    chart(
+        "Error of the prediction, mean",
+        "percentunit",
+        (mean("kvasir_cached_tokens_error_ratio", "model"), "{{model}}"),
+    ),
+    chart(
+        "Workers whose cache the router does not know",
+        "short",
+        positive("worker state", "kvasir_worker_kv_state", state='!="exact"'),
+    ),
+    chart("Snapshots read", "short", *rates("worker", "kvasir_worker_kv_resyncs_total")),
+)
+
+_INDEX = (
+    chart(
+        "Blocks in the index",
+        "short",
+        *gauges(
+            "",
+            ("kvasir_index_blocks", "all"),
+            ("kvasir_index_predicted_blocks", "predicted"),
+            ("kvasir_index_names", "distinct"),
+        ),
+    ),
+    chart("Memory of the index", "bytes", *gauges("", ("kvasir_index_bytes", "index"))),
+    chart(
+        "Predictions lost",
+        "short",
+        *rates(
+            "",
+            ("kvasir_index_expired_blocks_total", "expired"),
+            ("kvasir_index_evicted_blocks_total", "evicted"),
+        ),
+    ),
+    chart("Requests on each worker", "short", *gauges("worker", "kvasir_worker_in_flight")),
+    chart(
+        "Load that a worker may receive", "percentunit", *gauges("worker", "kvasir_worker_share", how="min")
+    ),
+    chart("Ejections", "short", *rates("worker", "kvasir_worker_ejections_total")),
 )
 
 ROUTING = Dashboard(
@@ -164,107 +204,9 @@ ROUTING = Dashboard(
     "Kvasir: routing",
     "How good routing decisions are, and what the router knows.",
     (
-        PanelRow(
-            "Decisions",
-            (
-                chart(
-                    "Duration of a decision",
-                    "s",
-                    (quantile(0.5, "kvasir_decision_seconds"), "p50"),
-                    (quantile(0.99, "kvasir_decision_seconds"), "p99"),
-                ),
-                chart(
-                    "Regret a second, by cause",
-                    "s",
-                    (rate("kvasir_regret_seconds_total", "model", "cause"), "{{model}} {{cause}}"),
-                    description="What other decisions would have saved, with hindsight.",
-                    stacked=True,
-                ),
-                chart(
-                    "Decisions that are regretted",
-                    "percentunit",
-                    (
-                        f"{rate('kvasir_regretted_decisions_total', 'model')} / "
-                        f"{rate('kvasir_judged_decisions_total', 'model')}",
-                        "{{model}}",
-                    ),
-                ),
-                chart(
-                    "Requests that were moved",
-                    "reqps",
-                    (rate("kvasir_retries_total", "model"), "{{model}} retried"),
-                    (rate("kvasir_migrations_total", "model"), "{{model}} continued elsewhere"),
-                    (
-                        rate("kvasir_cross_role_requests_total", "model"),
-                        "{{model}} run whole: a role is lost",
-                    ),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Predictions",
-            (
-                chart(
-                    "Cached tokens, predicted and found",
-                    "short",
-                    (rate("kvasir_predicted_cached_tokens_total", "model"), "{{model}} predicted"),
-                    (rate("kvasir_cached_tokens_total", "model"), "{{model}} found"),
-                ),
-                chart(
-                    "Error of the prediction, mean",
-                    "percentunit",
-                    (mean("kvasir_cached_tokens_error_ratio", "model"), "{{model}}"),
-                ),
-                chart(
-                    "Workers whose cache the router does not know",
-                    "short",
-                    (
-                        gauge("kvasir_worker_kv_state", "worker", "state", how="max", state='!="exact"')
-                        + " > 0",
-                        "{{worker}} {{state}}",
-                    ),
-                ),
-                chart(
-                    "Snapshots read",
-                    "short",
-                    (rate("kvasir_worker_kv_resyncs_total", "worker"), "{{worker}}"),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Index and load",
-            (
-                chart(
-                    "Blocks in the index",
-                    "short",
-                    (gauge("kvasir_index_blocks"), "all"),
-                    (gauge("kvasir_index_predicted_blocks"), "predicted"),
-                    (gauge("kvasir_index_names"), "distinct"),
-                ),
-                chart("Memory of the index", "bytes", (gauge("kvasir_index_bytes"), "index")),
-                chart(
-                    "Predictions lost",
-                    "short",
-                    (rate("kvasir_index_expired_blocks_total"), "expired"),
-                    (rate("kvasir_index_evicted_blocks_total"), "evicted"),
-                ),
-                chart(
-                    "Requests on each worker",
-                    "short",
-                    (gauge("kvasir_worker_in_flight", "worker"), "{{worker}}"),
-                ),
-                chart(
-                    "Load that a worker may receive",
-                    "percentunit",
-                    (gauge("kvasir_worker_share", "worker", how="min"), "{{worker}}"),
-                ),
-                chart(
-                    "Ejections",
-                    "short",
-                    (rate("kvasir_worker_ejections_total", "worker"), "{{worker}}"),
-                ),
-            ),
-        ),
+        PanelRow("Decisions", _DECISIONS),
+        PanelRow("Predictions", _PREDICTIONS),
+        PanelRow("Index and load", _INDEX),
     ),
     (MODELS, POOLS),
 )

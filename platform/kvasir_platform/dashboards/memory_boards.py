@@ -5,228 +5,165 @@ from __future__ import annotations
 from kvasir_platform.dashboards.expressions import buckets, gauge, mean, quantile, rate
 from kvasir_platform.dashboards.fleet_boards import ITL, MODELS, POOLS, STAGES, TTFT
 from kvasir_platform.dashboards.panels import Dashboard, Panel, PanelRow, chart
+from kvasir_platform.dashboards.queries import gauges, legend, positive, rates, ratio
 
+_DEVICE = (
+    chart(
+        "KV held by running requests",
+        "percentunit",
+        *gauges("worker", "kvasir_worker_kv_usage_ratio", how="max"),
+    ),
+    chart(
+        "KV that waits to be pulled",
+        "percentunit",
+        ratio(gauge, "kvasir_worker_kv_blocks_leased", "kvasir_worker_kv_blocks_capacity", "pool"),
+    ),
+    chart("Requests that wait in engines", "short", *gauges("worker", "kvasir_worker_waiting")),
+    chart(
+        "Preempted requests",
+        "short",
+        *rates(
+            "worker",
+            "kvasir_worker_preemptions_total",
+            ("kvasir_worker_swapped_in_total", "resumed from a tier"),
+            ("kvasir_worker_recomputed_total", "computed again"),
+        ),
+    ),
+)
 
-def _per(above: str, below: str) -> str:
-    return f"{above} / {below}"
+_PREFIXES = (
+    chart(
+        "Hit rate by model",
+        "percentunit",
+        ratio(rate, "kvasir_cached_tokens_total", "kvasir_prompt_tokens_total", "model"),
+    ),
+    chart(
+        "Hit rate by worker",
+        "percentunit",
+        ratio(
+            rate,
+            "kvasir_worker_prefix_hits_tokens_total",
+            "kvasir_worker_prefix_queries_tokens_total",
+            "worker",
+        ),
+    ),
+)
 
+_TIERS = (
+    chart("Cached tokens that came from a tier", "short", *rates("model", "kvasir_tier_tokens_total")),
+    chart("Tiers in trouble", "short", positive("worker tier", "kvasir_worker_tier_trouble")),
+    chart(
+        "Bytes in tiers",
+        "bytes",
+        *gauges("tier", "kvasir_worker_tier_bytes", ("kvasir_worker_tier_capacity_bytes", "capacity")),
+    ),
+    chart(
+        "Read and written",
+        "Bps",
+        *rates(
+            "tier",
+            ("kvasir_worker_tier_loaded_bytes_total", "read"),
+            ("kvasir_worker_tier_stored_bytes_total", "written"),
+        ),
+    ),
+    chart(
+        "Duration of a read",
+        "s",
+        ratio(rate, "kvasir_worker_tier_load_seconds_total", "kvasir_worker_tier_loads_total", "tier"),
+    ),
+    chart(
+        "Lost blocks and failed calls",
+        "short",
+        *rates(
+            "tier",
+            ("kvasir_worker_tier_dropped_blocks_total", "not written"),
+            ("kvasir_worker_tier_corrupt_blocks_total", "corrupt"),
+            ("kvasir_worker_tier_failures_total", "failed calls"),
+        ),
+    ),
+)
+
+_TRANSFERS = (
+    chart("KV transferred, by class of link", "Bps", *rates("link", "kvasir_link_transferred_bytes_total")),
+    chart(
+        "Wait for a transfer",
+        "s",
+        ratio(rate, "kvasir_link_transfer_seconds_total", "kvasir_link_transfers_total", "link", "mean"),
+        (quantile(0.99, "kvasir_transfer_seconds", "model"), "{{model}} p99"),
+    ),
+    chart("Pulls that failed", "short", *rates("worker", "kvasir_worker_transfers_failed_total")),
+)
 
 KV = Dashboard(
     "kvasir-kv",
     "Kvasir: KV and tiers",
     "How full KV memory is, how much of prompts caches have, what tiers give, and what is transferred.",
     (
-        PanelRow(
-            "Device memory",
-            (
-                chart(
-                    "KV held by running requests",
-                    "percentunit",
-                    (gauge("kvasir_worker_kv_usage_ratio", "worker", how="max"), "{{worker}}"),
-                ),
-                chart(
-                    "KV that waits to be pulled",
-                    "percentunit",
-                    (
-                        _per(
-                            gauge("kvasir_worker_kv_blocks_leased", "pool"),
-                            gauge("kvasir_worker_kv_blocks_capacity", "pool"),
-                        ),
-                        "{{pool}}",
-                    ),
-                ),
-                chart(
-                    "Requests that wait in engines",
-                    "short",
-                    (gauge("kvasir_worker_waiting", "worker"), "{{worker}}"),
-                ),
-                chart(
-                    "Preempted requests",
-                    "short",
-                    (rate("kvasir_worker_preemptions_total", "worker"), "{{worker}}"),
-                    (rate("kvasir_worker_swapped_in_total", "worker"), "{{worker}} resumed from a tier"),
-                    (rate("kvasir_worker_recomputed_total", "worker"), "{{worker}} computed again"),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Prefix cache",
-            (
-                chart(
-                    "Hit rate by model",
-                    "percentunit",
-                    (
-                        _per(
-                            rate("kvasir_cached_tokens_total", "model"),
-                            rate("kvasir_prompt_tokens_total", "model"),
-                        ),
-                        "{{model}}",
-                    ),
-                ),
-                chart(
-                    "Hit rate by worker",
-                    "percentunit",
-                    (
-                        _per(
-                            rate("kvasir_worker_prefix_hits_tokens_total", "worker"),
-                            rate("kvasir_worker_prefix_queries_tokens_total", "worker"),
-                        ),
-                        "{{worker}}",
-                    ),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Tiers",
-            (
-                chart(
-                    "Cached tokens that came from a tier",
-                    "short",
-                    (rate("kvasir_tier_tokens_total", "model"), "{{model}}"),
-                ),
-                chart(
-                    "Tiers in trouble",
-                    "short",
-                    (
-                        gauge("kvasir_worker_tier_trouble", "worker", "tier", how="max") + " > 0",
-                        "{{worker}} {{tier}}",
-                    ),
-                ),
-                chart(
-                    "Bytes in tiers",
-                    "bytes",
-                    (gauge("kvasir_worker_tier_bytes", "tier"), "{{tier}}"),
-                    (gauge("kvasir_worker_tier_capacity_bytes", "tier"), "{{tier}} capacity"),
-                ),
-                chart(
-                    "Read and written",
-                    "Bps",
-                    (rate("kvasir_worker_tier_loaded_bytes_total", "tier"), "{{tier}} read"),
-                    (rate("kvasir_worker_tier_stored_bytes_total", "tier"), "{{tier}} written"),
-                ),
-                chart(
-                    "Duration of a read",
-                    "s",
-                    (
-                        _per(
-                            rate("kvasir_worker_tier_load_seconds_total", "tier"),
-                            rate("kvasir_worker_tier_loads_total", "tier"),
-                        ),
-                        "{{tier}}",
-                    ),
-                ),
-                chart(
-                    "Lost blocks and failed calls",
-                    "short",
-                    (rate("kvasir_worker_tier_dropped_blocks_total", "tier"), "{{tier}} not written"),
-                    (rate("kvasir_worker_tier_corrupt_blocks_total", "tier"), "{{tier}} corrupt"),
-                    (rate("kvasir_worker_tier_failures_total", "tier"), "{{tier}} failed calls"),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Transfers",
-            (
-                chart(
-                    "KV transferred, by class of link",
-                    "Bps",
-                    (rate("kvasir_link_transferred_bytes_total", "link"), "{{link}}"),
-                ),
-                chart(
-                    "Wait for a transfer",
-                    "s",
-                    (
-                        _per(
-                            rate("kvasir_link_transfer_seconds_total", "link"),
-                            rate("kvasir_link_transfers_total", "link"),
-                        ),
-                        "{{link}} mean",
-                    ),
-                    (quantile(0.99, "kvasir_transfer_seconds", "model"), "{{model}} p99"),
-                ),
-                chart(
-                    "Pulls that failed",
-                    "short",
-                    (rate("kvasir_worker_transfers_failed_total", "worker"), "{{worker}}"),
-                ),
-            ),
-        ),
+        PanelRow("Device memory", _DEVICE),
+        PanelRow("Prefix cache", _PREFIXES),
+        PanelRow("Tiers", _TIERS),
+        PanelRow("Transfers", _TRANSFERS),
     ),
     (MODELS, POOLS),
+)
+
+_REPLICAS = (
+    chart(
+        "Desired and serving",
+        "short",
+        *gauges(
+            "pool",
+            ("kvasir_pool_replicas_desired", "desired"),
+            ("kvasir_pool_replicas_serving", "serving"),
+            ("kvasir_pool_replicas_starting", "starting"),
+            how="max",
+        ),
+    ),
+    chart(
+        "Load and forecast, in busy replicas",
+        "short",
+        *gauges(
+            "pool",
+            ("kvasir_pool_load_replicas", "load"),
+            ("kvasir_pool_forecast_replicas", "forecast"),
+            ("kvasir_pool_forecast_upper_replicas", "with margin"),
+            how="max",
+        ),
+        description="The forecast is for the time in which a new replica starts.",
+    ),
+    chart(
+        "Pools whose desired size is applied",
+        "short",
+        *gauges("pool", "kvasir_pool_scaling_applied", how="max"),
+    ),
+    chart("Workers by state", "short", *gauges("pool state", "kvasir_workers", how="max")),
+    chart(
+        "Planner without an answer for",
+        "s",
+        *gauges("", ("kvasir_planner_inactive_seconds", "planner"), how="max"),
+    ),
+)
+
+_LOAD = (
+    chart("Requests that arrive", "reqps", *rates("model", "kvasir_requests_total")),
+    chart(
+        "Throughput while requests wait",
+        "short",
+        *gauges("model", ("kvasir_admission_tokens_per_second", "tokens a second")),
+    ),
+    chart(
+        "KV reserved for decoding",
+        "percentunit",
+        ratio(gauge, "kvasir_admission_reserved_tokens", "kvasir_admission_kv_tokens", "model"),
+    ),
+    chart("Expected wait", "s", *gauges("model", "kvasir_admission_wait_seconds", how="max")),
 )
 
 SCALING = Dashboard(
     "kvasir-scaling",
     "Kvasir: scaling",
     "What the planner wants, what serves, and the load that decides it.",
-    (
-        PanelRow(
-            "Replicas",
-            (
-                chart(
-                    "Desired and serving",
-                    "short",
-                    (gauge("kvasir_pool_replicas_desired", "pool", how="max"), "{{pool}} desired"),
-                    (gauge("kvasir_pool_replicas_serving", "pool", how="max"), "{{pool}} serving"),
-                    (gauge("kvasir_pool_replicas_starting", "pool", how="max"), "{{pool}} starting"),
-                ),
-                chart(
-                    "Load and forecast, in busy replicas",
-                    "short",
-                    (gauge("kvasir_pool_load_replicas", "pool", how="max"), "{{pool}} load"),
-                    (gauge("kvasir_pool_forecast_replicas", "pool", how="max"), "{{pool}} forecast"),
-                    (gauge("kvasir_pool_forecast_upper_replicas", "pool", how="max"), "{{pool}} with margin"),
-                    description="The forecast is for the time in which a new replica starts.",
-                ),
-                chart(
-                    "Pools whose desired size is applied",
-                    "short",
-                    (gauge("kvasir_pool_scaling_applied", "pool", how="max"), "{{pool}}"),
-                ),
-                chart(
-                    "Workers by state",
-                    "short",
-                    (gauge("kvasir_workers", "pool", "state", how="max"), "{{pool}} {{state}}"),
-                ),
-                chart(
-                    "Planner without an answer for",
-                    "s",
-                    (gauge("kvasir_planner_inactive_seconds", how="max"), "planner"),
-                ),
-            ),
-        ),
-        PanelRow(
-            "Load",
-            (
-                chart(
-                    "Requests that arrive",
-                    "reqps",
-                    (rate("kvasir_requests_total", "model"), "{{model}}"),
-                ),
-                chart(
-                    "Throughput while requests wait",
-                    "short",
-                    (gauge("kvasir_admission_tokens_per_second", "model"), "{{model}} tokens a second"),
-                ),
-                chart(
-                    "KV reserved for decoding",
-                    "percentunit",
-                    (
-                        _per(
-                            gauge("kvasir_admission_reserved_tokens", "model"),
-                            gauge("kvasir_admission_kv_tokens", "model"),
-                        ),
-                        "{{model}}",
-                    ),
-                ),
-                chart(
-                    "Expected wait",
-                    "s",
-                    (gauge("kvasir_admission_wait_seconds", "model", how="max"), "{{model}}"),
-                ),
-            ),
-        ),
-    ),
+    (PanelRow("Replicas", _REPLICAS), PanelRow("Load", _LOAD)),
     (MODELS, POOLS),
 )
 
@@ -237,39 +174,33 @@ _HOW = """\
 the header `x-request-id` of its answer.
 """
 
+
+def _heatmap(title: str, metric: str, *, exemplars: bool = False) -> Panel:
+    return chart(title, "s", (buckets(metric), ""), kind="heatmap", exemplars=exemplars)
+
+
+_DISTRIBUTION = (
+    _heatmap("Time to first token", TTFT, exemplars=True),
+    _heatmap("Duration of requests", "kvasir_request_duration_seconds", exemplars=True),
+    _heatmap("Time between tokens", ITL),
+    chart(
+        "Where the time before a first token goes, mean",
+        "s",
+        *((mean(metric, "model"), legend("model", name)) for name, metric in STAGES),
+        stacked=True,
+    ),
+)
+
+_ONE = (
+    Panel("How to find one", "", (), kind="text", width=6, text=_HOW),
+    Panel("Trace", "", (), kind="traces", width=18),
+)
+
 REQUEST = Dashboard(
     "kvasir-request",
     "Kvasir: single requests",
     "How requests are distributed, where the time of one goes, and its trace.",
-    (
-        PanelRow(
-            "Distribution",
-            (
-                chart("Time to first token", "s", (buckets(TTFT), ""), kind="heatmap", exemplars=True),
-                chart(
-                    "Duration of requests",
-                    "s",
-                    (buckets("kvasir_request_duration_seconds"), ""),
-                    kind="heatmap",
-                    exemplars=True,
-                ),
-                chart("Time between tokens", "s", (buckets(ITL), ""), kind="heatmap"),
-                chart(
-                    "Where the time before a first token goes, mean",
-                    "s",
-                    *((mean(metric, "model"), f"{{{{model}}}} {name}") for name, metric in STAGES),
-                    stacked=True,
-                ),
-            ),
-        ),
-        PanelRow(
-            "One request",
-            (
-                Panel("How to find one", "", (), kind="text", width=6, text=_HOW),
-                Panel("Trace", "", (), kind="traces", width=18),
-            ),
-        ),
-    ),
+    (PanelRow("Distribution", _DISTRIBUTION), PanelRow("One request", _ONE)),
     (MODELS,),
     traces=True,
 )
