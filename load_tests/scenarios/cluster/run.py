@@ -66,8 +66,7 @@ def measure(name: str, seed: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="kvasir-cluster-") as folder:
         try:
             figures = uvloop.run(run(folder))
-        # A failure affects this loss only; the others are still measured.
-        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - the others are still measured
             note = f"{type(error).__name__}: {error}"[:500]
             return [Row(title, 1.0, "failures", "lower", target=0.0, note=note, seeds=(seed,))]
     made = partial(Row, seeds=(seed,))
