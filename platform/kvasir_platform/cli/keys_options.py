@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvasir_platform.cli.common.numbers import seconds
+from kvasir_platform.cli.common.parsers import Add, actions_of
 from kvasir_platform.cli.help_texts import KEYS_EPILOG, KEYS_ROTATE_EPILOG, KEYS_STORE_EPILOG
 
 if TYPE_CHECKING:
@@ -15,35 +16,19 @@ if TYPE_CHECKING:
 _OVERLAP_S = 86_400.0
 
 
-def add_keys(
-    commands: argparse._SubParsersAction[Any], shared: argparse.ArgumentParser, spec: argparse.ArgumentParser
-) -> None:
+def add_keys(add: Add, shared: argparse.ArgumentParser, spec: argparse.ArgumentParser) -> None:
     """Add the command and its actions."""
-    keys = commands.add_parser(
+    keys = add(
         "keys",
-        parents=[shared],
-        help="create, list, rotate and revoke API keys",
+        "create, list, rotate and revoke API keys",
         description="Create, list, rotate and revoke API keys of clients.",
         epilog=KEYS_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
-
-    def add(name: str, text: str, *parents: argparse.ArgumentParser, epilog: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = actions.add_parser(
-            name,
-            parents=[shared, *parents],
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        return made
-
+    act = actions_of(keys, shared)
     stored = argparse.ArgumentParser(add_help=False, parents=[spec])
     stored.add_argument("--keys-file", metavar="PATH", help="a file of keys other than those of kvasir.yaml")
-    create = add("create", "store a key, and print it once", stored, epilog=KEYS_STORE_EPILOG)
-    new = add("new", "print a key, once, and its line to store", epilog=KEYS_STORE_EPILOG)
+    create = act("create", "store a key, and print it once", stored, epilog=KEYS_STORE_EPILOG)
+    new = act("new", "print a key, once, and its line to store", epilog=KEYS_STORE_EPILOG)
     for each in (create, new):
         each.add_argument(
             "--tenant", default="default", metavar="NAME", help="its tenant, as in tenancy.tenants (default)"
@@ -55,12 +40,12 @@ def add_keys(
             metavar="LIST",
             help="what it may be used for, as inference,embeddings; also operator:read and operator (all)",
         )
-    add("list", "list the keys by their ids", stored, epilog=KEYS_STORE_EPILOG)
-    revoke = add(
+    act("list", "list the keys by their ids", stored, epilog=KEYS_STORE_EPILOG)
+    revoke = act(
         "revoke", "remove keys, which are refused within two seconds", stored, epilog=KEYS_STORE_EPILOG
     )
     revoke.add_argument("keys", nargs="+", metavar="ID", help="as `kvasir keys list` shows it")
-    rotate = add(
+    rotate = act(
         "rotate", "store the successor of a key, which expires later", stored, epilog=KEYS_ROTATE_EPILOG
     )
     rotate.add_argument("key", metavar="ID", help="as `kvasir keys list` shows it")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvasir_platform.cli.common.numbers import positive
+from kvasir_platform.cli.common.parsers import Add, actions_of
 from kvasir_platform.cli.help_texts import LORA_EPILOG, LORA_LOAD_EPILOG, LORA_UNLOAD_EPILOG
 
 if TYPE_CHECKING:
@@ -15,42 +16,24 @@ if TYPE_CHECKING:
 WAIT_S = 150.0
 
 
-def add_lora(
-    commands: argparse._SubParsersAction[Any],
-    shared: argparse.ArgumentParser,
-    gateway: argparse.ArgumentParser,
-) -> None:
+def add_lora(add: Add, shared: argparse.ArgumentParser, gateway: argparse.ArgumentParser) -> None:
     """Add the command and its actions."""
-    lora = commands.add_parser(
+    lora = add(
         "lora",
-        parents=[shared],
-        help="load and unload LoRA adapters while it serves",
+        "load and unload LoRA adapters while it serves",
         description="Load and unload LoRA adapters while a deployment serves.",
         epilog=LORA_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = lora.add_subparsers(dest="action", required=True, metavar="ACTION")
-
-    def add(name: str, text: str, epilog: str = "") -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = actions.add_parser(
-            name,
-            parents=[shared, gateway],
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        return made
-
-    add("list", "list the adapters that were loaded while it serves, and their workers")
-    load = add("load", "load an adapter, which is then served as a model", LORA_LOAD_EPILOG)
+    act = actions_of(lora, shared, gateway)
+    act("list", "list the adapters that were loaded while it serves, and their workers")
+    load = act("load", "load an adapter, which is then served as a model", epilog=LORA_LOAD_EPILOG)
     load.add_argument("adapter", metavar="NAME", help="what clients send as `model`")
     load.add_argument(
         "source", metavar="SOURCE", help="a folder, s3://BUCKET/PREFIX, or OWNER/NAME[@REVISION]"
     )
     load.add_argument("--model", metavar="MODEL", help="its base model, if several are served")
     load.add_argument("--replicas", type=int, metavar="N", help="workers of each pool (all)")
-    unload = add("unload", "unload an adapter when its requests have ended", LORA_UNLOAD_EPILOG)
+    unload = act("unload", "unload an adapter when its requests have ended", epilog=LORA_UNLOAD_EPILOG)
     unload.add_argument("adapter", metavar="NAME", help="as `kvasir lora list` shows it")
     for each in (load, unload):
         each.add_argument(

@@ -22,6 +22,7 @@ from kvasir_platform.cli.bench_options import add_bench, run_bench
 from kvasir_platform.cli.calibrate.arguments import add_calibrate_options
 from kvasir_platform.cli.common.numbers import number, positive
 from kvasir_platform.cli.common.output import CommandOutput
+from kvasir_platform.cli.common.parsers import Add, adder
 from kvasir_platform.cli.common.tls_options import add_tls_options
 from kvasir_platform.cli.cost.arguments import add_cost, run_cost
 from kvasir_platform.cli.help_texts import (
@@ -94,16 +95,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, *parents: _Parser, epilog: str = "") -> _Parser:
-        return commands.add_parser(
-            name,
-            parents=[shared, *parents],
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
+    add = adder(commands, shared)
     up = add("up", "start a deployment on this machine", spec, port, epilog=UP_EPILOG)
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
     up.add_argument(
@@ -116,18 +108,18 @@ def parser() -> argparse.ArgumentParser:
     add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
     _add_measurements(add, gateway)
     add("version", "print the versions of Kvasir and its dependencies")
-    add_keys(commands, shared, spec)
-    add_lora(commands, shared, gateway)
-    add_batch(commands, shared, gateway)
-    add_rollout(commands, shared, gateway)
-    add_record(commands, shared, gateway)
+    add_keys(add, shared, spec)
+    add_lora(add, shared, gateway)
+    add_batch(add, shared, gateway)
+    add_rollout(add, shared, gateway)
+    add_record(add, gateway)
     add_picker(add)
     add_bench(commands, shared)
     _add_config(commands, shared, spec)
     return top
 
 
-def _add_operations(add: Callable[..., _Parser], gateway: _Parser) -> None:
+def _add_operations(add: Add, gateway: _Parser) -> None:
     """Add what operators ask and tell a running deployment."""
     explain = add(
         "explain",
@@ -153,7 +145,7 @@ def _add_operations(add: Callable[..., _Parser], gateway: _Parser) -> None:
         command.add_argument("--name", help="the deployment, if several run")
 
 
-def _add_measurements(add: Callable[..., _Parser], gateway: _Parser) -> None:
+def _add_measurements(add: Add, gateway: _Parser) -> None:
     """Add what computes, simulates and measures the performance of deployments."""
     plan = add("plan", "compute what to run for a load, and what it costs", epilog=PLAN_EPILOG)
     add_plan_options(plan)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.numbers import positive
+from kvasir_platform.cli.common.parsers import Add
 
 _EPILOG = """\
 Runs an endpoint picker of the Gateway API Inference Extension: Envoy, Istio or GKE gateways ask it over
@@ -21,7 +21,7 @@ examples:
   kvasir picker --endpoint 10.0.0.7:8000 --endpoint 10.0.0.8:8000"""
 
 
-def add_picker(add: Callable[..., argparse.ArgumentParser]) -> None:
+def add_picker(add: Add) -> None:
     """Add the command."""
     picker = add("picker", "pick model servers for a gateway with an InferencePool", epilog=_EPILOG)
     where = picker.add_mutually_exclusive_group(required=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kvasir_platform.cli.common.parsers import Add, actions_of
 
 if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
@@ -28,27 +30,18 @@ _ORDERS = {
 }
 
 
-def add_rollout(
-    commands: argparse._SubParsersAction[Any],
-    shared: argparse.ArgumentParser,
-    gateway: argparse.ArgumentParser,
-) -> None:
+def add_rollout(add: Add, shared: argparse.ArgumentParser, gateway: argparse.ArgumentParser) -> None:
     """Add the command and its actions."""
-    rollout = commands.add_parser(
+    rollout = add(
         "rollout",
-        parents=[shared],
-        help="start, watch and end canaries",
+        "start, watch and end canaries",
         description="Start, watch and end canaries of a running deployment.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = rollout.add_subparsers(dest="action", required=True, metavar="ACTION")
+    act = actions_of(rollout, shared, gateway)
     for name, text in {"status": "show each rollout, and what speaks against its canary", **_ORDERS}.items():
-        made = actions.add_parser(
-            name, parents=[shared, gateway], help=text, description=text[0].upper() + text[1:] + "."
-        )
         meant = "all" if name == "status" else "the only one with a canary"
-        made.add_argument("route", nargs="?", metavar="ROUTE", help=f"as in kvasir.yaml ({meant})")
+        act(name, text).add_argument("route", nargs="?", metavar="ROUTE", help=f"as in kvasir.yaml ({meant})")
 
 
 def run_rollout(args: argparse.Namespace, site: Site, output: CommandOutput) -> int:

@@ -4,10 +4,12 @@ only."""
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvasir_platform.cli.common.numbers import whole
+from kvasir_platform.cli.common.parsers import Add, actions_of
 from kvasir_platform.cli.help_texts import BATCH_EPILOG
 
 if TYPE_CHECKING:
@@ -15,34 +17,11 @@ if TYPE_CHECKING:
     from kvasir_platform.cli.common.output import CommandOutput
 
 
-def add_batch(
-    commands: argparse._SubParsersAction[Any],
-    shared: argparse.ArgumentParser,
-    gateway: argparse.ArgumentParser,
-) -> None:
+def add_batch(add: Add, shared: argparse.ArgumentParser, gateway: argparse.ArgumentParser) -> None:
     """Add the command and its actions."""
-    batch = commands.add_parser(
-        "batch",
-        parents=[shared],
-        help="run files of requests in capacity that others leave",
-        description="Run files of requests in capacity that others leave.",
-        epilog=BATCH_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = batch.add_subparsers(dest="action", required=True, metavar="ACTION")
-
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = actions.add_parser(
-            name,
-            parents=[shared, gateway],
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=BATCH_EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        return made
-
-    submit = add("submit", "upload a file, and start a batch of its lines")
+    batch = add("batch", "run files of requests in capacity that others leave", epilog=BATCH_EPILOG)
+    act = partial(actions_of(batch, shared, gateway), epilog=BATCH_EPILOG)
+    submit = act("submit", "upload a file, and start a batch of its lines")
     submit.add_argument("file", type=Path, metavar="FILE", help="JSONL, one request a line")
     submit.add_argument(
         "--endpoint", metavar="PATH", help="what the lines call (default: the url of the first)"
@@ -51,15 +30,15 @@ def add_batch(
         "--window", default="24h", metavar="TIME", help="when it expires, as 90m, 24h or 7d (24h)"
     )
     submit.add_argument("--watch", action="store_true", help="watch it until it has ended")
-    listed = add("list", "list batches, the newest first")
+    listed = act("list", "list batches, the newest first")
     listed.add_argument("--limit", type=whole(1, 100), default=20, metavar="N", help="at most N (20)")
-    watch = add("watch", "show how far a batch is, until it has ended")
-    fetch = add("fetch", "write the results of a batch to files")
+    watch = act("watch", "show how far a batch is, until it has ended")
+    fetch = act("fetch", "write the results of a batch to files")
     fetch.add_argument(
         "--to", type=Path, metavar="FILE", help="the answers (ID.jsonl); errors go to FILE.errors"
     )
     fetch.add_argument("--force", action="store_true", help="replace files that exist")
-    cancel = add("cancel", "start no more lines of a batch")
+    cancel = act("cancel", "start no more lines of a batch")
     for each in (watch, fetch, cancel):
         each.add_argument("batch", metavar="ID", help="as `kvasir batch list` shows it")
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from kvasir_platform.cli.common.parsers import Add
+
 if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
     from kvasir_platform.cli.common.output import CommandOutput
@@ -50,7 +52,7 @@ class CostArguments:
     focus: str | None
 
 
-def add_cost(add: Callable[..., argparse.ArgumentParser], gateway: argparse.ArgumentParser) -> None:
+def add_cost(add: Add, gateway: argparse.ArgumentParser) -> None:
     """Add the command."""
     cost = add("cost", "show what tenants, keys and models cost", gateway, epilog=COST_EPILOG)
     cost.add_argument(

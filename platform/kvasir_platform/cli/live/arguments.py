@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.numbers import number, seconds, whole
+from kvasir_platform.cli.common.parsers import Add
 from kvasir_platform.cli.live.epilogs import (
     LOGS_EPILOG,
     STATUS_EPILOG,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
     from kvasir_platform.cli.common.output import CommandOutput
 
-Add = Callable[..., argparse.ArgumentParser]
 """Adds a command: its name, what it does, further parents, and its epilog."""
 SiteAt = Callable[[str | None], "Site"]
 """The gateway at an address; None: the one that the command line selects."""

@@ -7,9 +7,10 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvasir_platform.cli.common.numbers import seconds, whole
+from kvasir_platform.cli.common.parsers import Add
 from kvasir_platform.cli.help_texts import RECORD_EPILOG
 
 if TYPE_CHECKING:
@@ -21,19 +22,13 @@ _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LEAST_BYTES = 1 << 14
 
 
-def add_record(
-    commands: argparse._SubParsersAction[Any],
-    shared: argparse.ArgumentParser,
-    gateway: argparse.ArgumentParser,
-) -> None:
+def add_record(add: Add, gateway: argparse.ArgumentParser) -> None:
     """Add the command."""
-    record = commands.add_parser(
+    record = add(
         "record",
-        parents=[shared, gateway],
-        help="record arrivals, lengths, shared prefixes, outcomes and decisions, without content",
-        description="Record arrivals, lengths, shared prefixes, outcomes and decisions, without content.",
+        "record arrivals, lengths, shared prefixes, outcomes and decisions, without content",
+        gateway,
         epilog=RECORD_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     record.add_argument(
         "file", type=Path, metavar="FILE", help="FILE.jsonl, FILE.parquet, or - for standard output"
