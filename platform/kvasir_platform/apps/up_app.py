@@ -69,10 +69,7 @@ async def serve(
     caller; `spec` names the source of the deployment; `fetch` are the models to download first; `tick` is
     called a few times a second during the start."""
     adopt_orphans()
-    deployment = with_session_token(deployment, runtime.token_file)
-    deployment = with_cache_secret(deployment, runtime.cache_secret_file)
-    deployment = with_batch_folder(deployment, runtime.path / "batches")
-    deployment = with_cost_file(deployment, runtime.cost_file)
+    deployment = _with_own_files(deployment, runtime)
     deployment, renewing = certified(deployment, runtime.path / "tls", MonotonicClock())
     deployment = with_operator_certificate(deployment, runtime, time.time())
     limits = SupervisorLimits(start_s=start_timeout_s, stop_s=deployment.worker.drain_s + _STOP_MARGIN_S)
@@ -115,6 +112,13 @@ async def serve(
         for task in beside:
             task.cancel()
     return stopped_by[0] if failure is None and supervisor.state.ready_at is None else failure
+
+
+def _with_own_files(deployment: Deployment, runtime: RuntimeDir) -> Deployment:
+    deployment = with_session_token(deployment, runtime.token_file)
+    deployment = with_cache_secret(deployment, runtime.cache_secret_file)
+    deployment = with_batch_folder(deployment, runtime.path / "batches")
+    return with_cost_file(deployment, runtime.cost_file)
 
 
 def with_cache_secret(deployment: Deployment, path: Path) -> Deployment:
