@@ -148,9 +148,10 @@ class Fleet:
         """Return the learned costs of work there. Raises KeyError for an unknown worker."""
         return self._rates.rates(worker_id)
 
-    def open_gap(self, now: float) -> bool:
-        """Let any worker serve if a role has been missing for long enough. Return whether that is new."""
-        if not self.gap.look(now):
+    def open_gap(self, now: float, *, hurried: bool = False) -> bool:
+        """Let any worker serve if a role has been missing for long enough, or at all if `hurried`. Return
+        whether that is new."""
+        if not self.gap.look(now, hurried=hurried):
             return False
         self._serving_changed()
         return True
@@ -223,7 +224,7 @@ class Fleet:
             session=request.session,
             single_worker=any_role or request.sampling.prompt_logprobs is not None,
         )
-        policy = self._policies.get(request.policy, self._policy) if request.policy else self._policy
+        policy = self._policies.get(request.policy, self._policy)
         unwell = self.health.avoided(now)
         depths = self.index.match(names)
         for selection in self._selections.of(request, frozenset(avoid), unwell, prefilled_on):

@@ -28,7 +28,6 @@ class RoleGap:
         self._complete = False
         self._missing: str | None = None
         self._since_s: float | None = None
-        self._hurried = False
         self.open = False
 
     def note(self, missing: str | None) -> None:
@@ -47,18 +46,14 @@ class RoleGap:
             self._on_change(None)
         self._complete, self.open, self._since_s = complete, False, None
 
-    def hurry(self) -> None:
-        """A stream has waited for more than one worker: a missing role is not waited for at the next look."""
-        self._hurried = True
-
-    def look(self, now: float) -> bool:
-        """Return whether the gap has opened since the last call."""
+    def look(self, now: float, *, hurried: bool = False) -> bool:
+        """Return whether the gap has opened since the last call. `hurried`: a stream has waited for more than
+        one worker, and waits for no missing role."""
         if self.open or self._missing is None or not self._complete or self._after_s is None:
-            self._hurried = False
             return False
         if self._since_s is None:
             self._since_s = now
-        if now < self._since_s + self._after_s and not self._hurried:
+        if now < self._since_s + self._after_s and not hurried:
             return False
         self.open = True
         self._on_change(self._missing)

@@ -141,6 +141,5 @@ class Failover(Membership):
         return self._states[request_id].losses > 0
 
     def _hurry(self, now: float) -> None:
-        self._fleet.gap.hurry()
-        if self._fleet.open_gap(now):
+        if self._fleet.open_gap(now, hurried=True):
             self._placement.unpark(now)

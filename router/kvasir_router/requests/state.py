@@ -75,10 +75,10 @@ class RequestState:
     (`continuation`). `outputs` is what the client has of each choice; `replay` drops it from a leg that
     started again. `ahead` is the PREFILL leg that still computes what a DECODE leg has begun to pull.
     `streaming`: `leg` has sent something. `attempts` counts starts after the first, whatever their reason,
-    `retries` those after a failure, `migrations` those after the loss of a worker, `losses` of them since the
-    last token. `ticket` is its admission,
-    and `brownout` the steps in force at its arrival. `decode_s` is when the DECODE leg was sent, and
-    `overlap_s` how long the PREFILL leg ran after that.
+    `retries` those after a failure, `migrations` those after the loss of a worker, and `losses` the workers
+    lost since the last first token. `ticket` is its admission, and `brownout` the steps in force at its
+    arrival. `decode_s` is when the DECODE leg was sent, and `overlap_s` how long the PREFILL leg ran after
+    that.
     """
 
     request: Request
