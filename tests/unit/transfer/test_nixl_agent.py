@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("nixl")
 
 from kvasir_workers.transfer.common.nics import interface_of
+from kvasir_workers.transfer.nixl import agent as nixl_agent
 from kvasir_workers.transfer.nixl.agent import NixlAgent, net_devices
 
 
@@ -43,6 +44,22 @@ def test_devices_that_the_user_names_stay(monkeypatch: pytest.MonkeyPatch) -> No
     assert {ip for ip, _ in listening() - before} == {"127.0.0.1"}
     agent.close()
     assert os.environ["UCX_NET_DEVICES"] == "lo"
+
+
+def test_an_agent_that_starts_while_another_does_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "of the other")
+
+    class OtherStarts:
+        def __enter__(self) -> None:
+            """Wait until the other has started."""
+            del os.environ["UCX_NET_DEVICES"]
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing waits."""
+
+    monkeypatch.setattr(nixl_agent, "_environment_lock", OtherStarts())
+    with nixl_agent._only_devices(("lo",)):
+        assert os.environ["UCX_NET_DEVICES"] == "lo"
 
 
 def test_an_address_that_no_interface_has_restricts_nothing_and_is_told(

@@ -200,10 +200,10 @@ def net_devices(host: str) -> tuple[str, ...]:
 def _only_devices(devices: Sequence[str]) -> Iterator[None]:
     """Let UCX read a list of devices from its variable, if the user has not set it. NIXL has no option that
     takes a list with a comma."""
-    if _DEVICES in os.environ or not devices:
-        yield
-        return
     with _environment_lock:
+        if _DEVICES in os.environ or not devices:
+            yield
+            return
         os.environ[_DEVICES] = ",".join(devices)
         try:
             yield
