@@ -27,9 +27,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
@@ -51,6 +52,7 @@ _BACKENDS: dict[str, Any] = {"xgrammar": XgrammarBackend, "guidance": GuidanceBa
 _NAMES = {kind: name for name, kind in _BACKENDS.items()}
 _MAKING = threading.Lock()
 MAX_COSTS = 1024
+MadeT = TypeVar("MadeT")
 
 
 def install() -> None:
@@ -81,7 +83,7 @@ class _Created:
         said = (request.sampling_params.extra_args or {}).get(ARGUMENT)
         if said is not None:
             _advance(manager, request, grammar, said[0])
-        grammar.pool = _pool(manager)
+        grammar.pool = _made_once(manager, "kvasir_grammar_pool", partial(GrammarPool, time.monotonic))
         return grammar
 
     def _compiled(self, manager: Any, request: Any) -> Any:
@@ -104,7 +106,7 @@ def _completed(manager: Any, request: Any, grammar: Any) -> Any:
     others = sorted(params.all_stop_token_ids - {first})
     return ClosingGrammar(
         grammar,
-        _vocabulary(manager),
+        _made_once(manager, "kvasir_vocabulary", partial(ClosingVocabulary, manager.tokenizer)),
         limit=request.max_tokens,
         produced=lambda: int(request.num_output_tokens),
         stops=others if first is None else [first, *others],
@@ -114,11 +116,12 @@ def _completed(manager: Any, request: Any, grammar: Any) -> Any:
     )
 
 
-def _pool(manager: Any) -> GrammarPool:
+def _made_once(manager: Any, name: str, make: Callable[[], MadeT]) -> MadeT:
+    """Return what all grammars of a manager share, kept there under a name."""
     with _MAKING:
-        made: GrammarPool | None = manager.__dict__.get("kvasir_grammar_pool")
+        made: MadeT | None = manager.__dict__.get(name)
         if made is None:
-            made = manager.__dict__["kvasir_grammar_pool"] = GrammarPool(time.monotonic)
+            made = manager.__dict__[name] = make()
         return made
 
 
@@ -131,14 +134,6 @@ def _cost(manager: Any, rule: Any) -> CallCost:
         if len(costs) > MAX_COSTS:
             costs.popitem(last=False)
         return found
-
-
-def _vocabulary(manager: Any) -> ClosingVocabulary:
-    with _MAKING:
-        made: ClosingVocabulary | None = manager.__dict__.get("kvasir_vocabulary")
-        if made is None:
-            made = manager.__dict__["kvasir_vocabulary"] = ClosingVocabulary(manager.tokenizer)
-        return made
 
 
 @dataclass

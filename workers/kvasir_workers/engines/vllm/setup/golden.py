@@ -47,8 +47,7 @@ def engine_golden(
                     strftime_now=golden_date,
                 )
             )
-        # A template is the model's code: any exception means that it does not support this chat.
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - a template is the model's code: it does not support this chat
             return None
 
     def encode(text: str, add_special_tokens: bool) -> array[int]:
