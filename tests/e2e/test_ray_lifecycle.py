@@ -12,16 +12,15 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import psutil
 import pytest
+from tests.kit.cluster.pods import steady_load, stream_text
 from tests.kit.footprint import Footprint
 from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line, lives
@@ -46,62 +45,6 @@ DEPLOYMENT = (
 PATIENCE_S = 60.0
 
 
-def _stream(url: str, tokens: int) -> str:
-    """The text of one greedy stream; raises AssertionError for one that did not go well to its end."""
-    body = {"model": "kvasir-tiny", "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0}
-    text, finish = "", None
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=body | {"stream": True, "ignore_eos": True}, timeout=60
-    ) as answer:
-        assert answer.status_code == 200, answer.read()[:500]
-        for line in answer.iter_lines():
-            if line == "data: [DONE]":
-                assert finish == "length", f"finish_reason {finish!r}"
-                return text
-            if line.startswith("data: "):
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                for choice in event["choices"]:
-                    text += choice["text"]
-                    finish = choice["finish_reason"] or finish
-    raise AssertionError(f"cut after {len(text)} characters")
-
-
-@dataclass(slots=True)
-class Load:
-    """Streams one after the other in `clients` threads while the context lasts; every one must be right."""
-
-    url: str
-    tokens: int
-    expected: str
-    clients: int = 4
-    failures: list[str] = field(default_factory=list)
-    ended: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=self._run) for _ in range(self.clients)]
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        assert self.failures == []
-        assert self.ended >= self.clients
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                assert _stream(self.url, self.tokens) == self.expected, "another text"
-            except (AssertionError, httpx.HTTPError) as error:
-                self.failures.append(repr(error))
-            self.ended += 1
-
-
 @dataclass(slots=True)
 class Cluster:
     """The deployment that the tests of this file share."""
@@ -109,8 +52,8 @@ class Cluster:
     stack: Stack
     texts: dict[int, str]
 
-    def load(self, tokens: int) -> Load:
-        return Load(self.stack.url, tokens, self.texts[tokens])
+    def load(self, tokens: int) -> AbstractContextManager[None]:
+        return steady_load(self.stack.url, self.texts[tokens], tokens, clients=4)
 
     def replicas(self, pool: str) -> set[int]:
         """Processes of a pool's replicas."""
@@ -154,7 +97,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with start_stack(tmp_path_factory.mktemp("ray"), *DEPLOYMENT) as stack:
-        yield Cluster(stack, {tokens: _stream(stack.url, tokens) for tokens in (SHORT, LONG)})
+        yield Cluster(stack, {tokens: stream_text(stack.url, tokens) for tokens in (SHORT, LONG)})
 
 
 @pytest.mark.parametrize("pool", [pytest.param("decode", marks=pytest.mark.soak), "prefill"])
@@ -298,7 +241,7 @@ def test_with_its_state_in_redis_the_head_comes_back_and_a_lost_node_is_told(
 ) -> None:
     where = ("--set", f"ray.head_redis_url=redis://{redis.address}", "--set", "pools.decode.replicas=1")
     with start_stack(tmp_path, *DEPLOYMENT, *where) as stack:
-        cluster = Cluster(stack, {SHORT: _stream(stack.url, SHORT)})
+        cluster = Cluster(stack, {SHORT: stream_text(stack.url, SHORT)})
         assert redis.ask("DBSIZE") != ":0"
         head = cluster.head("gcs_server")
         with cluster.load(SHORT):

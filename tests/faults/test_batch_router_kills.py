@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,12 @@ async def test_ten_thousand_lines_have_one_result_each_though_the_router_is_kill
         name = (await asked("POST", "/v1/batches", json=body)).json()["id"]
         before: dict[str, str] = {}
         for lines in KILL_AT:
-            await until(lambda lines=lines: done(lines), 120.0, f"{lines} lines", clock, 0.05)  # type: ignore[misc]
+            await until(partial(done, lines), 120.0, f"{lines} lines", clock, 0.05)
             await fleet.routers[-1].process.kill()
             before |= stored(folder, name)
             assert lines <= len(before) < LINES
             await fleet.all_ready(await fleet.add_router())
-        await until(lambda: done(LINES), 120.0, "all lines", clock, 0.05)
+        await until(partial(done, LINES), 120.0, "all lines", clock, 0.05)
 
         async def ended() -> bool:
             return bool((await asked("GET", f"/v1/batches/{name}")).json()["status"] == "completed")

@@ -29,6 +29,7 @@ from tests.kit.engines.tier_blocks import (
 )
 from tests.kit.lab.proxy import DOWNSTREAM, Link, TcpProxy
 from tests.kit.lab.redis_server import RedisServer
+from tests.kit.processes import free_port
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.tiers import RedisTierSpec
@@ -297,9 +298,7 @@ def test_a_server_with_tls_is_used_only_with_a_certificate_of_ours(tmp_path: Pat
     for name, authority in (("ours", ours), ("theirs", theirs)):
         (tmp_path / f"{name}.pem").write_bytes(authority.pem)
     (tmp_path / "server.pem").write_bytes(ours.certify("spiffe://redis", "localhost", now - day, now + day))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     server_file, ca = str(tmp_path / "server.pem"), str(tmp_path / "ours.pem")
     options = ["--tls-port", port, "--tls-cert-file", server_file, "--tls-key-file", server_file]
     with RedisServer(tmp_path, *options, "--tls-ca-cert-file", ca, "--tls-auth-clients", "no"):

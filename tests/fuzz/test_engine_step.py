@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -209,7 +210,7 @@ def steps(cost_s: float, rules: int = 1, count: int = 60) -> list[float]:
             CostlyGrammar(clock, cost_s),
             GrammarBudget(),
             cpu_s=clock.now,
-            end=lambda row=row: ended.append(row),  # type: ignore[misc]
+            end=partial(ended.append, row),
             cost=costs[row % rules],
         )
         running[row].pool = pool

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -25,6 +24,7 @@ from tests.kit.cluster.api_server import ApiServer, api_server
 from tests.kit.cluster.slices import Pod as Listed
 from tests.kit.cluster.slices import slice_of_service
 from tests.kit.gateway.api_requests import Rule
+from tests.kit.processes import free_port
 from tests.kit.programs import program
 
 pytestmark = [
@@ -124,12 +124,6 @@ def short_folder() -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serves(ip: str) -> bool:

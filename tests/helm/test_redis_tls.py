@@ -19,6 +19,7 @@ from tests.helm.kubelet import Kubelet
 from tests.helm.rendering import Release, render
 from tests.kit.engines.tier_blocks import LIMITS, PRINT, SIZE, get, put
 from tests.kit.lab.redis_server import RedisServer
+from tests.kit.processes import free_port
 from tests.kit.programs import program
 
 from kvasir.clock import MonotonicClock
@@ -102,12 +103,6 @@ def authorities(folder: Path, name: str) -> dict[str, Path]:
     for each, data in (("ours", ours.pem), ("theirs", theirs.pem), ("server", server)):
         files[each].write_bytes(data)
     return files
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import psutil
 
 
@@ -19,3 +21,10 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of the host on which no process listens."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.kit.lab.redis_server import RedisServer
-from tests.kit.processes import command_line
+from tests.kit.processes import command_line, free_port
 
 HEAD, PREFILL, DECODE = "127.0.0.41", "127.0.0.42", "127.0.0.43"
 SESSION, HEALTH = 7841, 7842
@@ -98,7 +97,7 @@ class PodCluster:
         command = (
             f"ray start --head  --block  --port={self.port}  --node-ip-address=$KVASIR_POD_IP  --num-cpus=0 "
             "--include-dashboard=false  --no-monitor  --object-store-memory=83886080  --min-worker-port=0 "
-            f"--max-worker-port=0  --ray-client-server-port={_free_port(HEAD)} "
+            f"--max-worker-port=0  --ray-client-server-port={free_port(HEAD)} "
         )
         self.pod(
             "head",
@@ -226,12 +225,6 @@ def events_of(log: str, event: str) -> list[dict[str, Any]]:
     return [each for each in reported if each["event"] == event]
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def health(ip: str) -> int | None:
     """The response to Kubernetes' gRPC probe of a pod; None if nothing answers."""
     with grpc.insecure_channel(f"{ip}:{HEALTH}") as channel:
@@ -273,27 +266,29 @@ def stream_text(url: str, tokens: int = TOKENS) -> str:
 
 
 @contextlib.contextmanager
-def steady_load(url: str, expected: str) -> Iterator[list[str]]:
-    """Run streams one after another until the context ends; yield the list of errors."""
+def steady_load(url: str, expected: str, tokens: int = TOKENS, clients: int = 1) -> Iterator[None]:
+    """Run streams one after another in `clients` threads until the context ends; every one must be right."""
     stop, wrong, ended = threading.Event(), list[str](), list[int]()
 
     def run() -> None:
         while not stop.is_set():
             try:
-                assert stream_text(url) == expected, "another text"
+                assert stream_text(url, tokens) == expected, "another text"
             except (AssertionError, httpx.HTTPError) as error:
                 wrong.append(repr(error))
             ended.append(1)
 
-    thread = threading.Thread(target=run)
-    thread.start()
+    threads = [threading.Thread(target=run) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
     try:
-        yield wrong
+        yield
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
     assert wrong == []
-    assert ended
+    assert len(ended) >= clients
 
 
 @contextlib.contextmanager
@@ -305,7 +300,7 @@ def pod_cluster(redis_folder: Path, spec: Mapping[str, Any], *redis_options: str
     options = ("--requirepass", password, *redis_options)
     with RedisServer(redis_folder, *options, password=password) as redis:
         (folder / "redis-password").write_text(password)
-        made = PodCluster(folder, redis, _free_port(HEAD))
+        made = PodCluster(folder, redis, free_port(HEAD))
         made.spec_file.write_text(yaml.safe_dump(spec))
         made.set_desired_pods(**{pool["name"]: OLD for pool in spec["pools"]})
         (folder / "token").write_text(secrets.token_hex(16))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from tests.kit.lab.processes import proc_state
+from tests.kit.processes import free_port
 from tests.kit.programs import program
 
 from kvasir.core.errors import StartError
@@ -68,7 +69,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it, empty, on its previous port, and wait until it answers. Raise StartError with the end of
         its log, and MissingProgramError."""
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         log = self._folder / f"redis-{self.port}.log"
         command = [
             program("redis-server"),
@@ -164,9 +165,3 @@ def _packed(words: Sequence[str | bytes]) -> bytes:
     raws = [word.encode() if isinstance(word, str) else word for word in words]
     parts = [b"$%d\r\n%b\r\n" % (len(raw), raw) for raw in raws]
     return b"*%d\r\n" % len(parts) + b"".join(parts)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.kit.processes import free_port
 from tests.kit.programs import program
 
 _READY_S = 30.0
@@ -71,7 +71,7 @@ async def prometheus(
         "scrape_configs": [{"job_name": "kvasir", "static_configs": [{"targets": [target]}]}],
     }
     (folder / "prometheus.json").write_text(json.dumps(config))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     process = await asyncio.create_subprocess_exec(
         program("prometheus"),
         "--config.file=prometheus.json",
@@ -95,10 +95,3 @@ def _read(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:
         body: bytes = answer.read()
     return body
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
