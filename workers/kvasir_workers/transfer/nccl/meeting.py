@@ -1,8 +1,8 @@
 """Connection setup of two agents: the greeting on the control connection, then a process group over it.
 
-Both sides run the same steps, except for which one proves its key first, and have one deadline. The ports of
-gloo and NCCL let anyone connect, so each side also proves over the group itself that it is the one of the
-greeting. No block is sent before.
+Both sides run the same steps, except for which one proves its key first, and have one deadline for what the
+control connection carries. The ports of gloo and NCCL let anyone connect, so each side also proves over the
+group itself, within GREETING_S, that it is the one of the greeting. No block is sent before.
 """
 
 from __future__ import annotations
