@@ -66,9 +66,8 @@ class KeyRing:
 
     def _ring(self, texts: list[KeyText]) -> Mapping[bytes, Identity]:
         keys = parse_keys(texts, self._tenants)
-        return {self.digest(hashed): entry.identity for hashed, entry in keys.items()}
         return {
-            self._digest(hashed): entry.identity._replace(key=hashed.hex()[:_NAME_DIGITS])
+            self.digest(hashed): entry.identity._replace(key=hashed.hex()[:_NAME_DIGITS])
             for hashed, entry in keys.items()
         }
 

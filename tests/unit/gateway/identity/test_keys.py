@@ -66,6 +66,11 @@ def test_a_line_says_whose_a_key_is_and_a_tenant_may_have_several(tmp_path: Path
     ]  # fmt: skip
 
 
+def test_a_key_is_named_by_the_begin_of_its_hash(tmp_path: Path) -> None:
+    keys = in_file(tmp_path / "keys", hashed("a"))
+    assert identity(keys, b"Bearer a").key == hashed("a")[:12]
+
+
 @pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer ", b"Basic a", b"a", b"Bearer\ta"])
 def test_what_is_no_bearer_token_is_no_key(header: bytes | None, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
