@@ -103,7 +103,7 @@ class Gateway:
         self._listener = Listener(
             spec,
             handler=self._handle,
-            early=self._admit,
+            early=self._admit_body,
             cors=self._cors,
             errors=error_format,
             on_refused=lambda error: self._metrics.request_refused(error.code),
@@ -181,6 +181,11 @@ class Gateway:
         if request.method == "POST":
             check_media_type(request.headers, form=request.path == FILES)
         return handler
+
+    def _admit_body(self, request: HttpRequest) -> bool:
+        """Return whether the body is a form with a file, by the head only. Raise RequestError."""
+        self._admit(request)
+        return self._served.batches.api.is_upload(request)
 
     def _options(self, exchange: Exchange) -> None:
         """OPTIONS: CORS preflight requests, and the allowed methods. Needs no key."""

@@ -358,8 +358,11 @@ async def test_uploads_are_limited(tmp_path: Path, limits: Mapping[str, object],
         assert refused.value.code == code
 
 
-async def test_an_upload_may_be_larger_than_other_bodies_and_full_of_brackets(tmp_path: Path) -> None:
-    large = b"[" * (9 << 20)
+@pytest.mark.parametrize("size", [40 << 10, 9 << 20])
+async def test_an_upload_may_be_larger_than_other_bodies_and_full_of_brackets(
+    tmp_path: Path, size: int
+) -> None:
+    large = b"[" * size
     async with batching(tmp_path) as (_, client):
         file = await client.files.create(file=("large.jsonl", large), purpose="batch")
         assert (await client.files.content(file.id)).content == large
@@ -444,6 +447,26 @@ async def test_without_a_folder_the_endpoints_say_so() -> None:
         with pytest.raises(openai.NotFoundError) as refused:
             await client.files.list()
         assert refused.value.code == "batches_disabled"
+
+
+FORM = (
+    " HTTP/1.1\r\nHost: t\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 9000000\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("begin", ["GET /health/live", "OPTIONS /v1/files", "GET /v1/files"])
+async def test_only_an_upload_may_be_larger_than_other_bodies(
+    start: Any, tmp_path: Path, begin: str, folder: bool
+) -> None:
+    edge = await start(batches=BatchesSpec(storage=str(tmp_path) if folder else None))
+    reply = await edge.raw(f"{begin}{FORM}".encode())
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_without_a_folder_an_upload_is_refused_before_it_is_sent(edge: Any) -> None:
+    reply = await edge.raw(f"POST /v1/files{FORM}".encode())
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (404, "batches_disabled")
 
 
 @pytest.mark.parametrize("name", ["file-..%2f..%2fsecret", "../x", "file-0"])

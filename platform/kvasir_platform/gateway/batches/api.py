@@ -17,7 +17,7 @@ from kvasir_platform.gateway.batches.names import new_key
 from kvasir_platform.gateway.batches.run import BatchContext
 from kvasir_platform.gateway.batches.schema import BATCHES, EMBEDDINGS, FILES, FileDeleted
 from kvasir_platform.gateway.batches.stored_batches import decode_create
-from kvasir_platform.gateway.http.exchange import JSON, Exchange
+from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest
 from kvasir_platform.gateway.identity.identities import EMBEDDING_SCOPES, TEXT_SCOPES
 from kvasir_platform.gateway.openai.schema.limits import bad, missing
 from kvasir_platform.gateway.tenants.caller import Caller
@@ -56,6 +56,13 @@ class BatchesApi:
         if path.startswith(BATCHES + "/"):
             return ("POST", self._cancel) if path.endswith(CANCEL) else ("GET", self._batch)
         return None
+
+    def is_upload(self, request: HttpRequest) -> bool:
+        """Return whether a request uploads a file. Raise RequestError 404 where none are kept."""
+        upload = request.path == FILES and request.method == "POST"
+        if upload:
+            self._stored()
+        return upload
 
     def _files(self, caller: Caller, exchange: Exchange) -> None:
         """GET and POST /v1/files."""

@@ -19,6 +19,7 @@ from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import CLIENT_CLOSED, SLOW_READER
 from kvasir_platform.gateway.http.body import Body
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
+from kvasir_platform.gateway.http.json_size import SMALL_BYTES
 from kvasir_platform.gateway.http.limits import HttpLimits
 from kvasir_platform.gateway.http.output import BODY, HEADERS, IDLE, LINGER, ConnectionOutput, RefusalWire
 from kvasir_platform.gateway.http.request_head import (
@@ -29,7 +30,6 @@ from kvasir_platform.gateway.http.request_head import (
     check_version,
     expects_continue,
     head_without_upgrade,
-    is_form,
     target_path,
 )
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from kvasir_platform.gateway.http.listener import Listener
 
 _MAX_PIPELINED = 8
-_EARLY_BYTES = 64 << 10
-"""Larger bodies are checked by `early` before they are read."""
 _DROPPED = 2
 """Body limits that a client may continue to send after a refusal; reading them has a cost and no use."""
 _FRAMING = 8
@@ -288,10 +286,9 @@ class HttpConnection(ConnectionOutput):
         self._continue_due = expects_continue(headers)
         early = self._listener.early
         self._body_limit = limits.body_bytes
-        if early is not None and (size > _EARLY_BYTES or coding is not None or self._continue_due):
-            early(self._request(b""))
-            if is_form(headers):  # which `early` lets pass only where files are uploaded
-                self._body_limit, self._body.is_json = limits.upload_bytes, False
+        is_large = size > SMALL_BYTES or coding is not None or self._continue_due
+        if early is not None and is_large and early(self._request(b"")):
+            self._body_limit, self._body.is_json = limits.upload_bytes, False
         if size > self._body_limit:
             self._body_too_large()
 

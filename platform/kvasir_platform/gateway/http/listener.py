@@ -37,11 +37,11 @@ _REFUSALS = 256
 class Listener:
     """Accepts connections and passes complete requests to `handler`, which must respond or keep the exchange.
 
-    `early` is called for requests with a large body, or one of unknown length, before the body is read, and
-    raises KvasirError to refuse them. `on_refused` is called for requests refused before a handler. `errors`
-    chooses the form of a request's errors; of a malformed request the path may be incomplete. `new_id`
-    returns request ids, `now` the time of the gateway's clock, `wall` Unix time (seconds). Raise ConfigError
-    for invalid certificates.
+    `early` is called for requests with a large body, or one of unknown length, before the body is read. It
+    returns whether the body is a form with a file, and raises KvasirError to refuse the request. `on_refused`
+    is called for requests refused before a handler. `errors` chooses the form of a request's errors; of a
+    malformed request the path may be incomplete. `new_id` returns request ids, `now` the time of the
+    gateway's clock, `wall` Unix time (seconds). Raise ConfigError for invalid certificates.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Listener:
         new_id: Callable[[], str],
         now: Callable[[], float],
         wall: Callable[[], float],
-        early: Callable[[HttpRequest], object] | None = None,
+        early: Callable[[HttpRequest], bool] | None = None,
         cors: Cors | None = None,
         errors: ErrorFormats = lambda _path, _headers: OPENAI_ERRORS,
     ) -> None:

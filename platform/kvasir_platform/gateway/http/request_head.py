@@ -89,11 +89,6 @@ def check_media_type(headers: Mapping[bytes, bytes], *, form: bool) -> None:
         )
 
 
-def is_form(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether the body is a form with a file, and not JSON."""
-    return headers.get(b"content-type", b"")[:20].lower().startswith(b"multipart/form-data")
-
-
 def head_without_upgrade(method: str, url: bytes, version: str, headers: Mapping[bytes, bytes]) -> bytes:
     """Return the head of the same request without its offer to upgrade the protocol."""
     lines = [b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name != b"upgrade"]
