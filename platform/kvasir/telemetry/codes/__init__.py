@@ -1,0 +1,1 @@
+"""The codes of outcomes by area, in the order of docs/errors.md."""
