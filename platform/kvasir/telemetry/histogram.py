@@ -28,17 +28,13 @@ class Histogram:
         self.total = array("d", (0.0,))
         self.exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Add `times` observations of `value`."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total[0] += value * times
-
-    def observe_traced(self, value: float, trace_id: str) -> None:
-        """Add an observation of a call with this trace, which is shown beside its bucket until another is."""
+    def observe(self, value: float, times: int = 1, trace_id: str = "") -> None:
+        """Add `times` observations of `value`. A trace is shown beside its bucket until another is."""
         bucket = bisect_left(self.bounds, value)
-        self.counts[bucket] += 1
-        self.total[0] += value
-        self.exemplars[bucket] = Exemplar({"trace_id": trace_id}, value)
+        self.counts[bucket] += times
+        self.total[0] += value * times
+        if trace_id:
+            self.exemplars[bucket] = Exemplar({"trace_id": trace_id}, value)
 
 
 class HistogramFamily(Collector):

@@ -7,6 +7,7 @@ number of series is bounded whatever clients send. Updated and scraped on one ev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -72,30 +73,30 @@ _TIMES = (
     ("transfer", "Time that the decode worker waits for KV", _LATENCY),
 )
 _AMOUNTS: tuple[tuple[str, str, Callable[[RequestSummary], int]], ...] = (
-    ("prompt_tokens", "Prompt tokens", lambda each: each.usage.prompt_tokens),
-    ("output_tokens", "Output tokens", lambda each: each.usage.output_tokens),
-    ("cached_tokens", "Prompt tokens found in a worker's KV cache", lambda each: each.usage.cached_tokens),
-    ("tier_tokens", "Cached tokens that came from a tier", lambda each: each.usage.tier_tokens),
+    ("prompt_tokens", "Prompt tokens", attrgetter("usage.prompt_tokens")),
+    ("output_tokens", "Output tokens", attrgetter("usage.output_tokens")),
+    ("cached_tokens", "Prompt tokens found in a worker's KV cache", attrgetter("usage.cached_tokens")),
+    ("tier_tokens", "Cached tokens that came from a tier", attrgetter("usage.tier_tokens")),
     (
         "predicted_cached_tokens",
         "Cached tokens that the router predicted",
-        lambda each: each.predicted_cached_tokens,
+        attrgetter("predicted_cached_tokens"),
     ),
     (
         "transferred_tokens",
         "Prompt tokens whose KV was transferred",
-        lambda each: each.usage.transferred_tokens,
+        attrgetter("usage.transferred_tokens"),
     ),
     (
         "transferred_bytes",
         "KV bytes transferred between workers",
-        lambda each: each.usage.transferred_bytes,
+        attrgetter("usage.transferred_bytes"),
     ),
-    ("retries", "Requests retried before the first token", lambda each: each.retries),
+    ("retries", "Requests retried before the first token", attrgetter("retries")),
     (
         "migrations",
         "Requests continued on another worker after theirs was lost",
-        lambda each: each.migrations,
+        attrgetter("migrations"),
     ),
     (
         "cross_role_requests",
@@ -335,7 +336,7 @@ class Metrics:
         if met is not None:
             slo = summary.slo.name if summary.slo.name in self._slos else OTHER
             self._child(self._slo, slo, "yes" if met else "no").inc()
-            if (miss := slo_miss(summary)) is not None:
+            if not met and (miss := slo_miss(summary)) is not None:
                 self._child(self._missed, slo, miss.promise, miss.cause).inc()
         usage = summary.usage
         if summary.outcome == OK and summary.decode_worker is not None and usage.prompt_tokens:
@@ -350,11 +351,11 @@ class Metrics:
                 self._prefill.labels(model).observe(summary.prefill_done_s - summary.routed_s)
         if summary.transfer_s > 0:
             self._transfer.labels(model).observe(summary.transfer_s)
-        trace = trace_id_of(summary)
+        trace = trace_id_of(summary) if summary.trace_context else ""
         if first is not None:
-            _observe(self._ttft.labels(model), first - arrival, trace)
+            self._ttft.labels(model).observe(first - arrival, trace_id=trace)
         if summary.outcome == OK:
-            _observe(self._e2e.labels(model), summary.finished_s - arrival, trace)
+            self._e2e.labels(model).observe(summary.finished_s - arrival, trace_id=trace)
             if first is not None and summary.usage.output_tokens > 1:
                 per_token = (summary.finished_s - first) / (summary.usage.output_tokens - 1)
                 self._tpot.labels(model).observe(per_token)
@@ -366,10 +367,3 @@ def trace_id_of(summary: RequestSummary) -> str:
     if not context:
         return ""
     return recorded_parent(context, slow_or_failed=slo_miss(summary) is not None)[3:35]
-
-
-def _observe(histogram: Histogram, seconds: float, trace_id: str) -> None:
-    if trace_id:
-        histogram.observe_traced(seconds, trace_id)
-    else:
-        histogram.observe(seconds)
