@@ -32,8 +32,8 @@ Authorize = Callable[[Mapping[bytes, bytes], frozenset[Scope]], object]
 
 
 class BatchesApi:
-    """Both groups of endpoints. `context` is None where there is no storage; `on_new` is called when there
-    may be work."""
+    """Both groups of endpoints. `context` is None where there is no storage; `on_change` is called
+    when there may be work."""
 
     def __init__(
         self, context: BatchContext | None, authorize: Authorize, rng: Rng, on_change: Callable[[], None]

@@ -90,9 +90,9 @@ class BatchRunner:
         return max(1, self._context.spec.concurrency // max(1, len(self._runs)))
 
     async def _work(self, run: BatchRun, name: str) -> None:
-        ended = False
         try:
-            ended = await run.run()
+            if await self._held(run, name):
+                self._wake.set()
         except CapacityError as error:
             _log.warning("batch %s waits: %s", name, error.message)
         except Exception:  # noqa: BLE001 - a fault of one batch must not end the others, nor the gateway
@@ -100,5 +100,12 @@ class BatchRunner:
         finally:
             del self._runs[name]
             self._context.stats.running = len(self._runs)
+
+    async def _held(self, run: BatchRun, name: str) -> bool:
+        """Run a batch with its lease. Return whether it has ended."""
+        ended = False
+        try:
+            ended = await run.run()
+        finally:
             await self._context.later(lambda: self._context.lease.release(name, done=ended))
-            self._wake.set()
+        return ended
