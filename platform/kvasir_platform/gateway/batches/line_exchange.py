@@ -12,7 +12,7 @@ class LineExchange(Exchange):
     """Calls `done` once, when it is answered with `status` and `answer`. `error` is why it failed, None where
     it did not. It may be answered from within the router, so `done` only takes note."""
 
-    __slots__ = ("_done", "answer", "error", "number", "status")
+    __slots__ = ("_done", "answer", "custom_id", "error", "number", "status")
 
     def __init__(
         self,
@@ -22,12 +22,14 @@ class LineExchange(Exchange):
         request_id: str,
         now: float,
         number: int,
+        custom_id: str,
         done: Callable[[LineExchange], None],
     ) -> None:
         headers = {b"content-type": JSON}
         request = HttpRequest("POST", path, headers, body, keep_alive=True, chunked=False)
         super().__init__(request, request_id, now, NoClient())
         self.number = number
+        self.custom_id = custom_id
         self.status = 0
         self.answer = b""
         self.error: Exception | None = None

@@ -33,6 +33,11 @@ def batch_id(name: str) -> str:
     return name
 
 
+def created_s(batch: str) -> int:
+    """Return the Unix time at which a batch was created, from its id."""
+    return int(batch.removeprefix("batch_")[:8], 16)
+
+
 def output_file(batch: str) -> str:
     """Return the id of a batch's output file: the same after a restart."""
     return f"file-{batch.removeprefix('batch_')}o"

@@ -11,7 +11,7 @@ from msgspec import Struct
 from kvasir_platform.gateway.batches.journal import LineResult
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.lines import BatchLines
-from kvasir_platform.gateway.batches.schema import BatchUsage, InputDetails, OutputDetails
+from kvasir_platform.gateway.batches.schema import BatchObject, BatchUsage, InputDetails, OutputDetails
 
 BatchEnd = Literal["completed", "expired", "cancelled"]
 _WHY = {
@@ -67,12 +67,12 @@ _USED = msgspec.json.Decoder(_Used)
 _encode = msgspec.json.Encoder().encode
 
 
-def result_of(exchange: LineExchange, custom_id: str) -> LineResult:
+def result_of(exchange: LineExchange) -> LineResult:
     """Return the result of a line that was answered."""
     ok = exchange.status == 200
     name = exchange.request_id
     response = _LineResponse(exchange.status, name, msgspec.Raw(exchange.answer))
-    shown = _encode(_ShownLine(f"batch_req_{name}", custom_id, response, None))
+    shown = _encode(_ShownLine(f"batch_req_{name}", exchange.custom_id, response, None))
     usage = (_USED.decode(exchange.answer).usage if ok else None) or _Usage()
     cached = usage.prompt_tokens_details or usage.input_tokens_details or _Cached()
     reasoning = usage.completion_tokens_details or usage.output_tokens_details or _Reasoning()
@@ -85,16 +85,17 @@ def result_of(exchange: LineExchange, custom_id: str) -> LineResult:
     return LineResult(exchange.number, ok, tokens, msgspec.Raw(shown))
 
 
-def add_usage(usage: BatchUsage, result: LineResult) -> BatchUsage:
-    """Return the usage of a batch with one more result."""
-    tokens_in, cached, tokens_out, reasoning = result.usage
-    return BatchUsage(
-        usage.input_tokens + tokens_in,
-        InputDetails(usage.input_tokens_details.cached_tokens + cached),
-        usage.output_tokens + tokens_out,
-        OutputDetails(usage.output_tokens_details.reasoning_tokens + reasoning),
-        usage.total_tokens + tokens_in + tokens_out,
-    )
+def counted(batch: BatchObject, results: list[LineResult], *, anew: bool = False) -> BatchObject:
+    """Return a batch with its results counted, `anew` from all of them."""
+    counts = batch.request_counts
+    if anew:
+        counts.completed = counts.failed = 0
+        batch.usage = BatchUsage.none()
+    for result in results:
+        counts.completed += result.ok
+        counts.failed += not result.ok
+        batch.usage = _add_usage(batch.usage, result)
+    return batch
 
 
 def output_pieces(results: Iterable[LineResult]) -> Iterator[bytes]:
@@ -119,3 +120,15 @@ def error_pieces(results: Iterable[LineResult], lines: BatchLines, end: BatchEnd
             yield (
                 _encode(_ShownLine(f"batch_req_{number}", lines.line(number).custom_id, None, error)) + b"\n"
             )
+
+
+def _add_usage(usage: BatchUsage, result: LineResult) -> BatchUsage:
+    """Return the usage of a batch with one more result."""
+    tokens_in, cached, tokens_out, reasoning = result.usage
+    return BatchUsage(
+        usage.input_tokens + tokens_in,
+        InputDetails(usage.input_tokens_details.cached_tokens + cached),
+        usage.output_tokens + tokens_out,
+        OutputDetails(usage.output_tokens_details.reasoning_tokens + reasoning),
+        usage.total_tokens + tokens_in + tokens_out,
+    )

@@ -22,16 +22,16 @@ from kvasir.telemetry.tenant_series import BatchStats
 from kvasir_platform.gateway.batches.journal import Journal, LineResult
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.lines import BatchLines
-from kvasir_platform.gateway.batches.names import error_file, output_file
+from kvasir_platform.gateway.batches.names import created_s, error_file, output_file
 from kvasir_platform.gateway.batches.pace import LinePace
 from kvasir_platform.gateway.batches.results import (
     BatchEnd,
-    add_usage,
+    counted,
     error_pieces,
     output_pieces,
     result_of,
 )
-from kvasir_platform.gateway.batches.schema import FINAL, BatchError, BatchErrors, BatchObject, BatchUsage
+from kvasir_platform.gateway.batches.schema import FINAL, BatchError, BatchErrors, BatchObject
 from kvasir_platform.gateway.batches.stored_batches import StoredBatches
 from kvasir_platform.gateway.batches.stored_files import StoredFiles
 from kvasir_platform.gateway.http.exchange import Exchange
@@ -46,6 +46,8 @@ _SHOWN_S = 0.5
 """The batch that clients see is written this often."""
 _WATCH_S = 1.0
 _RETRY_S = 1.0
+_CREATION_S = 600.0
+"""Within this time of its mark, a batch is stored."""
 _SLICE = 8
 """Lines that start in one turn of the loop, which streams share."""
 _MOST_RESULTS = 1024
@@ -125,7 +127,7 @@ class BatchRun:
         """Work until the batch has ended, or `stop`. Return whether it has ended."""
         found = await self._context.later(lambda: self._context.batches.read(self._tenant, self._name))
         if found is None:
-            return False
+            return await self._never_created()
         self._batch = found
         if found.status in FINAL:
             await self._close()
@@ -146,6 +148,14 @@ class BatchRun:
                 return True
 
     # -- before the first line
+
+    async def _never_created(self) -> bool:
+        """Remove a mark whose process ended before it stored the batch itself, unless it may still do so."""
+        context = self._context
+        if context.wall() < created_s(self._name) + _CREATION_S:
+            return False
+        await context.later(lambda: context.batches.close(self._tenant, self._name))
+        return True
 
     async def _prepared(self) -> bool:
         """Read the file and what was done of it. Return False if the batch has failed."""
@@ -170,7 +180,7 @@ class BatchRun:
             batch.model = lines.model()
             await self._context.later(lambda: context.batches.write(self._tenant, batch))
         done = await self._context.later(lambda: list(self._journal.results()))
-        self._batch = _counted(batch, done, anew=True)
+        self._batch = counted(batch, done, anew=True)
         finished = {result.number for result in done}
         self._waiting.extend(number for number in range(len(lines)) if number not in finished)
         return True
@@ -217,13 +227,14 @@ class BatchRun:
 
     def _start(self, number: int) -> None:
         context, endpoint = self._context, self._batch.endpoint
-        body = bytes(self._lines.line(number).body)
+        line = self._lines.line(number)
         exchange = LineExchange(
             endpoint,
-            body,
+            bytes(line.body),
             request_id=context.new_id(),
             now=context.clock.now(),
             number=number,
+            custom_id=line.custom_id,
             done=self._note,
         )
         self._pace.started()
@@ -257,7 +268,7 @@ class BatchRun:
                 self._waiting.append(number)
                 stats.lines["sent_again"] += 1
             else:
-                result = result_of(exchange, self._lines.line(number).custom_id)
+                result = result_of(exchange)
                 stats.lines["answered" if result.ok else "failed"] += 1
                 self._results.append(result)
 
@@ -287,7 +298,7 @@ class BatchRun:
                 _log.warning("results of %s wait: %s", self._name, error.message)
                 await clock.sleep(_RETRY_S)
                 continue
-            self._batch = _counted(self._batch, results)
+            self._batch = counted(self._batch, results)
             if clock.now() - self._shown_s >= _SHOWN_S:
                 self._shown_s = clock.now()
                 await self._context.later(lambda: self._context.batches.write(self._tenant, self._batch))
@@ -374,16 +385,3 @@ async def set_within(event: asyncio.Event, seconds: float, clock: Clock) -> None
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def _counted(batch: BatchObject, results: list[LineResult], *, anew: bool = False) -> BatchObject:
-    """Return a batch with its results counted, `anew` from all of them."""
-    counts = batch.request_counts
-    if anew:
-        counts.completed = counts.failed = 0
-        batch.usage = BatchUsage.none()
-    for result in results:
-        counts.completed += result.ok
-        counts.failed += not result.ok
-        batch.usage = add_usage(batch.usage, result)
-    return batch

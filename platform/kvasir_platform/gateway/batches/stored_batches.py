@@ -14,7 +14,7 @@ import msgspec
 from kvasir.config.spec.edge import BatchesSpec
 from kvasir.core.errors import CapacityError
 from kvasir.ports.storage import ObjectStorage
-from kvasir_platform.gateway.batches.names import ListQuery, batch_id, no_batch
+from kvasir_platform.gateway.batches.names import ListQuery, batch_id, created_s, no_batch
 from kvasir_platform.gateway.batches.schema import (
     ENDPOINTS,
     FINAL,
@@ -89,10 +89,8 @@ class StoredBatches:
         return None if found is None else _BATCH.decode(found)
 
     def write(self, tenant: str, batch: BatchObject) -> None:
-        """Store the state of a batch, which ends its life if it is a final one."""
+        """Store the state of a batch."""
         self._storage.put(f"{tenant}/batches/{batch.id}", [msgspec.json.encode(batch)])
-        if batch.status in FINAL:
-            self.close(tenant, batch.id)
 
     def close(self, tenant: str, name: str) -> None:
         """Remove the marks of a batch that has ended."""
@@ -140,8 +138,7 @@ class StoredBatches:
         """Remove the batches that ended too long ago."""
         oldest = int(self._wall() - self._spec.retention_s)
         for name in self._storage.names(f"{tenant}/batches"):
-            # Ids begin with the time of their creation.
-            if int(name[len("batch_") :][:8], 16) >= oldest:
+            if created_s(name) >= oldest:
                 return
             found = self.read(tenant, name)
             if found is not None and found.status in FINAL:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import pytest
 from tests.kit.skipping_clock import SkippingClock
 
 from kvasir.config.spec.edge import BatchesSpec
@@ -17,6 +18,7 @@ from kvasir.telemetry.tenant_series import BatchStats
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.pace import LinePace
 from kvasir_platform.gateway.batches.run import BatchContext, BatchRun
+from kvasir_platform.gateway.batches.runner import BatchRunner
 from kvasir_platform.gateway.batches.schema import BatchObject, CreateBatchBody
 from kvasir_platform.gateway.batches.storage.local_storage import FileLease, LocalStorage
 from kvasir_platform.gateway.batches.stored_batches import StoredBatches
@@ -29,9 +31,10 @@ T = TypeVar("T")
 
 
 class FailingStorage(LocalStorage):
-    """Fails the next `failures` times that a result is stored."""
+    """Fails the next `failures` times that a result is stored, and `unremoved` times that one is removed."""
 
     failures = 0
+    unremoved = 0
 
     def put(self, key: str, pieces: Any) -> None:
         if "/journals/" in key and self.failures:
@@ -39,14 +42,43 @@ class FailingStorage(LocalStorage):
             raise CapacityError("full", code="storage_unavailable")
         super().put(key, pieces)
 
+    def remove(self, key: str) -> None:
+        if "/journals/" in key and self.unremoved:
+            self.unremoved -= 1
+            raise CapacityError("away", code="storage_unavailable")
+        super().remove(key)
+
 
 class LosableLease(FileLease):
-    """Is lost when `lost` is set."""
+    """Is lost when `lost` is set; was `taken` so many times; fails the next `unreleased` times that it
+    is given back."""
 
     lost = False
+    taken = 0
+    unreleased = 0
+
+    def take(self, name: str) -> int | None:
+        self.taken += 1
+        return super().take(name)
+
+    def release(self, name: str, *, done: bool) -> None:
+        super().release(name, done=done)
+        if self.unreleased:
+            self.unreleased -= 1
+            raise CapacityError("away", code="storage_unavailable")
 
     def keep(self, name: str) -> bool:
         return not self.lost and super().keep(name)
+
+
+class StoppedClock:
+    """A clock whose sleeps do not end."""
+
+    def now(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.Event().wait()
 
 
 @dataclass
@@ -76,6 +108,12 @@ class Bench:
 
     def run(self, lines: int = 1) -> BatchRun:
         """One more process that takes the work, `lines` at a time."""
+        token = self.lease.take(NAME)
+        assert token is not None
+        return BatchRun(self.context(), "t", NAME, token, LinePace(lambda: lines))
+
+    def context(self) -> BatchContext:
+        """What a process works with."""
 
         def took(_: Caller, exchange: Exchange) -> None:
             line = cast("LineExchange", exchange)
@@ -85,7 +123,7 @@ class Bench:
         def later(step: Callable[[], T]) -> Awaitable[T]:
             return asyncio.get_running_loop().run_in_executor(None, step)
 
-        context = BatchContext(
+        return BatchContext(
             BatchesSpec(),
             1 << 20,
             self.storage,
@@ -101,9 +139,6 @@ class Bench:
             lambda: self.now_s,
             self.stats,
         )
-        token = self.lease.take(NAME)
-        assert token is not None
-        return BatchRun(context, "t", NAME, token, LinePace(lambda: lines))
 
     def shown(self) -> BatchObject:
         return self.batches.show("t", NAME)
@@ -203,6 +238,50 @@ async def test_a_crash_between_the_last_states_is_made_up_for(tmp_path: Path) ->
     assert await bench.run().run()
     assert bench.batches.open() == []
     assert len(bench.exchanges) == 5
+
+
+async def test_what_a_batch_leaves_is_removed_after_a_storage_that_failed_at_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.storage.unremoved = 1
+    with pytest.raises(CapacityError):
+        await bench.run().run()
+    bench.lease.release(NAME, done=False)
+    assert bench.shown().status == "completed"
+    assert bench.batches.open() == [("t", NAME)]
+    assert await bench.run().run()
+    assert bench.storage.names(f"t/journals/{NAME}") == []
+    assert bench.batches.open() == []
+
+
+async def test_a_mark_without_a_batch_is_removed_after_a_while(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.storage.remove(f"t/batches/{NAME}")
+    bench.now_s = 10.0
+    assert not await bench.run().run()
+    bench.lease.release(NAME, done=False)
+    assert len(bench.batches.open()) == 1
+    bench.now_s = 1000.0
+    assert await bench.run().run()
+    assert bench.batches.open() == []
+
+
+async def test_a_batch_that_cannot_go_on_is_not_tried_at_once_again(tmp_path: Path, caplog: Any) -> None:
+    bench = Bench(tmp_path)
+    bench.storage.remove(f"t/batches/{NAME}")
+    bench.now_s = 10.0
+    bench.lease.unreleased = 1
+
+    async def at_once(step: Callable[[], T]) -> T:
+        return step()
+
+    runner = BatchRunner(replace(bench.context(), later=at_once, clock=StoppedClock()), ("t",))
+    serving = asyncio.create_task(runner.serve())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert bench.lease.taken == 1
+    assert f"batch {NAME} waits: away" in caplog.text
+    runner.stop()
+    await serving
 
 
 def test_what_is_too_old_is_removed_and_what_runs_is_not(tmp_path: Path) -> None:
