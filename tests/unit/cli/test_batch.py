@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -26,11 +27,13 @@ def batch(status: str, done: int = 0, failed: int = 0, **fields: Any) -> dict[st
 
 
 class Script:
-    """A gateway with `answers` by method and path, the last of each again and again; `bodies` were sent."""
+    """A gateway with `answers` by method and path, the last of each again and again; `bodies` were sent. It
+    cuts the content of files `unsent` bytes before the end."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[tuple[int, bytes]]] = {}
         self.bodies: dict[str, bytes] = {}
+        self.unsent = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,7 +45,8 @@ class Script:
                 self.send_response(status)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                unsent = outer.unsent if key.endswith("/content") else 0
+                self.wfile.write(body[: len(body) - unsent])
 
             do_GET = do_POST = _do
 
@@ -150,6 +154,29 @@ def test_batches_are_listed(script: Script, capsys: Any) -> None:
     head, line = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["ID", "STATUS", "LINES"]
     assert line.split()[:4] == ["batch_1", "completed", "10", "10"]
+
+
+def test_a_download_that_is_cut_leaves_no_file(script: Script, tmp_path: Path, capsys: Any) -> None:
+    script.answer("GET /v1/batches/batch_1", batch("completed", output_file_id="o"))
+    script.answer("GET /v1/files/o/content", b"answers\n")
+    script.unsent = 3
+    assert run(script, "fetch", "batch_1") == 1
+    assert "3 bytes before the end" in capsys.readouterr().err
+    assert list(tmp_path.glob("*batch_1*")) == []
+
+
+@pytest.mark.parametrize("name", ["é", "a b", "../files", "a?b", "%"])
+def test_an_id_of_any_text_is_asked_for_as_it_is(script: Script, name: str, capsys: Any) -> None:
+    assert run(script, "watch", name) == 1
+    assert "no such" in capsys.readouterr().err
+    assert list(script.bodies) == [f"GET /v1/batches/{quote(name, safe='')}"]
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b"\xff"])
+def test_a_server_that_is_no_gateway_is_named(script: Script, answer: bytes, capsys: Any) -> None:
+    script.answer("GET /v1/batches?limit=20", answer)
+    assert run(script, "list") == 1
+    assert "is it a Kvasir gateway?" in capsys.readouterr().err
 
 
 def test_a_refusal_is_said_as_the_gateway_says_it(script: Script, capsys: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.batch.client import asked, download, upload
@@ -77,7 +78,7 @@ def watch(
     client."""
     began_s, printed_s, first = now(), 0.0, None
     while True:
-        batch = asked(site, "GET", f"/v1/batches/{name}")
+        batch = asked(site, "GET", _path(name))
         done = _done(batch)
         if first is None:
             first = done
@@ -105,7 +106,7 @@ def watch(
 def fetch(name: str, to: Path | None, site: Site, output: CommandOutput, *, force: bool) -> int:
     """Write the results of a batch that has ended. Raises ConfigError if it has none yet, and the errors of
     the client."""
-    batch = asked(site, "GET", f"/v1/batches/{name}")
+    batch = asked(site, "GET", _path(name))
     answers = Path(f"{name}.jsonl") if to is None else to
     wanted = {
         "answers": (batch.get("output_file_id"), answers),
@@ -127,10 +128,14 @@ def fetch(name: str, to: Path | None, site: Site, output: CommandOutput, *, forc
 
 def cancel(name: str, site: Site, output: CommandOutput) -> int:
     """Cancel a batch. Raises the errors of the client."""
-    batch = asked(site, "POST", f"/v1/batches/{name}/cancel", {})
+    batch = asked(site, "POST", f"{_path(name)}/cancel", {})
     output.data(batch)
     output.text(f"{name} is {batch['status']}; lines that run go on to their end")
     return 0
+
+
+def _path(name: str) -> str:
+    return f"/v1/batches/{quote(name, safe='')}"
 
 
 def _first_url(path: Path) -> str:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 from kvasir.core.errors import ConfigError, RequestError, UpstreamError
 from kvasir_platform.cli.common.gateway_client import key_headers, reason_in
@@ -25,8 +26,7 @@ def asked(site: Site, method: str, path: str, body: dict[str, Any] | None = None
     headers = {} if body is None else {"Content-Type": "application/json"}
     sent = None if body is None else json.dumps(body)
     with _answer(site, method, path, sent, headers) as response:
-        value: dict[str, Any] = json.loads(response.read(_ANSWER_LIMIT))
-        return value
+        return _object(site, path, response)
 
 
 def upload(site: Site, path: Path, shown: Callable[[int, int], None]) -> dict[str, Any]:
@@ -48,8 +48,7 @@ def upload(site: Site, path: Path, shown: Callable[[int, int], None]) -> dict[st
             }
             pieces = _pieces(head, file, end, lambda sent: shown(sent, size))
             with _answer(site, "POST", "/v1/files", pieces, headers) as response:
-                value: dict[str, Any] = json.loads(response.read(_ANSWER_LIMIT))
-                return value
+                return _object(site, "/v1/files", response)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -61,16 +60,40 @@ def download(site: Site, name: str, path: Path, *, force: bool) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with (
-            _answer(site, "GET", f"/v1/files/{name}/content", None, {}) as response,
+            _answer(site, "GET", f"/v1/files/{quote(name, safe='')}/content", None, {}) as response,
             draft.open("wb") as file,
         ):
-            while piece := response.read(_PIECE):
+            while piece := _read(site, response, _PIECE):
                 file.write(piece)
+            if response.length:
+                raise UpstreamError(
+                    f"the gateway at {site.authority} cut the connection {response.length} bytes before the "
+                    "end; fetch it again"
+                )
         draft.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _read(site: Site, response: http.client.HTTPResponse, most: int) -> bytes:
+    try:
+        return response.read(most)
+    except (OSError, http.client.HTTPException) as error:
+        raise UpstreamError(f"the gateway at {site.authority} {site.explain(error)}") from error
+
+
+def _object(site: Site, path: str, response: http.client.HTTPResponse) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(site, response, _ANSWER_LIMIT))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UpstreamError(
+            f"the gateway at {site.authority} returned no JSON object at {path}; is it a Kvasir gateway?"
+        )
+    return value
 
 
 def _pieces(head: bytes, file: BinaryIO, end: bytes, shown: Callable[[int], None]) -> Iterator[bytes]:
@@ -97,7 +120,7 @@ def _answer(
         except (OSError, http.client.HTTPException) as error:
             raise UpstreamError(f"the gateway at {site.authority} {site.explain(error)}") from error
         if response.status != 200:
-            reason = reason_in(response.read(_ANSWER_LIMIT))
+            reason = reason_in(_read(site, response, _ANSWER_LIMIT))
             raise RequestError(
                 f"the gateway at {site.authority} refuses it: {reason}", status=response.status
             )
