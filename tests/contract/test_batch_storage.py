@@ -48,16 +48,31 @@ def test_an_object_that_is_removed_is_gone(storage: ObjectStorage) -> None:
     assert storage.names("a") == []
 
 
-def test_an_object_whose_pieces_fail_is_not_there(tmp_path: Path) -> None:
+def test_an_object_whose_pieces_fail_is_not_there(storage: ObjectStorage, tmp_path: Path) -> None:
     def pieces() -> Iterator[bytes]:
         yield b"half"
-        raise ValueError("no more")
+        raise CapacityError("no more", code="storage_unavailable")
 
-    storage = LocalStorage(tmp_path)
-    with pytest.raises(ValueError, match="no more"):
+    with pytest.raises(CapacityError):
         storage.put("a/1", pieces())
     assert storage.get("a/1") is None
-    assert os.listdir(tmp_path / "a") == []
+    assert not [name for _, _, names in os.walk(tmp_path) for name in names]
+
+
+@pytest.mark.parametrize("step", ["open", "makedirs"])
+def test_an_object_stays_as_it_was_where_the_file_system_fails(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("away")
+
+    storage = UrlStorage(f"memory://{uuid.uuid4().hex}")
+    storage.put("a/1", [b"old"])
+    with monkeypatch.context() as patched:
+        patched.setattr("fsspec.implementations.memory.MemoryFileSystem." + step, fail)
+        with pytest.raises(CapacityError):
+            storage.put("a/1", [b"new"])
+    assert storage.get("a/1") == b"old"
 
 
 def test_a_folder_without_objects_is_not_kept(tmp_path: Path) -> None:

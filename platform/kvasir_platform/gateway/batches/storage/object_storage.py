@@ -1,12 +1,12 @@
 """Objects in S3-compatible storage, through fsspec: the only module that imports it.
 
 fsspec is a library of file systems by URL, each in a package of its own (s3fs for `s3://`). An upload becomes
-visible when it is complete, which is the obligation of `put`.
+visible when its file is closed, which is the obligation of `put`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import fsspec
@@ -31,14 +31,29 @@ class UrlStorage:
 
     def put(self, key: str, pieces: Iterable[bytes]) -> None:
         """See ObjectStorage."""
+        cut = False
+
+        def sound() -> Iterator[bytes]:
+            nonlocal cut
+            try:
+                yield from pieces
+            except Exception:
+                cut = True
+                raise
 
         def write() -> None:
             self._files.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
             with self._files.open(self._path(key), "wb") as file:
-                for piece in pieces:
+                for piece in sound():
                     file.write(piece)
 
-        self._tried(key, write)
+        try:
+            self._tried(key, write)
+        except CapacityError:
+            if cut:
+                # Closing the file has stored the pieces before the one that failed.
+                self.remove(key)
+            raise
 
     def get(self, key: str) -> bytes | None:
         """See ObjectStorage."""
