@@ -191,7 +191,7 @@ class GenerateCall(RoutedCall):
             metrics=context.metrics,
             spans=context.spans,
             clock=context.clock,
-            on_end=self._ended,
+            on_end=self._ended if copy is None else partial(self._ended, copy=copy),
             replaced=None if self._route is None else self._replaced,
             trace=self._trace,
         )
@@ -248,9 +248,12 @@ class GenerateCall(RoutedCall):
             call_for=self._call_for,
         )
 
-    def _ended(self, generation: Generation) -> None:
+    def _ended(self, generation: Generation, copy: ShadowCopy | None = None) -> None:
         self.caller.turned_away(generation.error)
         self._end(generation)
+        if copy is not None:
+            # The answer is finished after this, in the same turn of the loop.
+            asyncio.get_running_loop().call_soon(copy.call_ended)
 
     def _fallback(self, name: str | None) -> Served | None:
         """Return the model that serves in place of the requested one, or None. An adapter has no fallback."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from kvasir.core.errors import KvasirError
@@ -15,13 +14,12 @@ _MAX_CHARS: Final = 64 << 10
 
 
 class ComparedText:
-    """The beginning of an answer: its content, reasoning and tool calls. `ended` and `failed` say how the
-    answer went."""
+    """The beginning of an answer: its content, reasoning and tool calls. `ended`: it has come to its end."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._chars = 0
-        self.ended = self.failed = False
+        self.ended = False
 
     def add(self, delta: Delta) -> None:
         """Add what a step added."""
@@ -38,12 +36,11 @@ class ComparedText:
 
 
 class TappedAnswer:
-    """An answer whose text is kept in `text`. `then` is called when it has ended."""
+    """An answer whose text is kept in `text`."""
 
-    def __init__(self, answer: Answer, text: ComparedText, then: Callable[[], None]) -> None:
+    def __init__(self, answer: Answer, text: ComparedText) -> None:
         self._answer = answer
         self._text = text
-        self._then = then
 
     def delta(self, index: int, delta: Delta) -> None:
         """See Answer."""
@@ -58,10 +55,7 @@ class TappedAnswer:
         """See Answer."""
         self._answer.finish(usage, timing)
         self._text.ended = True
-        self._then()
 
     def fail(self, error: KvasirError) -> None:
         """See Answer."""
         self._answer.fail(error)
-        self._text.failed = True
-        self._then()

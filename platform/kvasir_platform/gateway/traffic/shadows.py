@@ -121,8 +121,8 @@ class Shadows:
 
 class ShadowCopy:
     """One copy: the router's sink for it, and the tokenizer's receiver. Texts are compared if the request is
-    greedy, once both have ended. `call_for` is None if the shadow tokenizes as the model that answers. Its
-    methods are called on the event loop, and never raise."""
+    greedy, once both have ended in any way. `call_for` is None if the shadow tokenizes as the model that
+    answers. Its methods are called on the event loop, and never raise."""
 
     def __init__(
         self,
@@ -141,15 +141,22 @@ class ShadowCopy:
         self._mine = ComparedText()
         self._theirs = ComparedText()
         self._summary: RequestSummary | None = None
+        self._call_over = False
         self._open = True
 
     def tapped(self, answer: Answer) -> Answer:
         """Return the answer of the request, whose text is compared."""
-        return TappedAnswer(answer, self._theirs, self._compare) if self._compares else answer
+        return TappedAnswer(answer, self._theirs) if self._compares else answer
 
     def withdraw(self) -> None:
         """The request was refused: there is nothing to compare."""
         self._end("dropped")
+
+    def call_ended(self) -> None:
+        """The call has ended: answered, failed, continued with another model, or left by its client."""
+        self._call_over = True
+        if self._compares:
+            self._compare()
 
     def begin(self) -> None:
         """Send the copy, after its prompt was tokenized again if the models differ in that."""
@@ -214,12 +221,12 @@ class ShadowCopy:
             self._end("dropped")
 
     def _compare(self) -> None:
-        """End if both texts are complete."""
-        if not self._mine.ended:
+        """End if neither text grows any more."""
+        if not self._mine.ended or not self._call_over:
             return
-        if self._theirs.failed:
+        if not self._theirs.ended:
             self._end("unmatched")
-        elif self._theirs.ended:
+        else:
             self._end("equal" if self._mine.agrees(self._theirs) else "different")
 
     def _end(self, outcome: str) -> None:

@@ -223,6 +223,29 @@ async def test_a_shadow_is_bounded_and_dropped_first() -> None:
         assert edge.served.count("second") == 3
 
 
+async def test_a_copy_ends_also_if_its_request_is_left_or_answered_by_another_model() -> None:
+    async with routed({**SHADOW, "fallbacks": ["second"]}) as edge:
+        answer = edge.router.script
+
+        def only_the_shadow(stream: Any) -> None:
+            if stream.request.model == "second":
+                edge.answer(stream)
+
+        edge.router.script = only_the_shadow
+        sending = asyncio.create_task(edge.chat(temperature=0))
+        await edge.router.submitted(2)
+        sending.cancel()
+        await edge.router.cancels(1)
+        sending = asyncio.create_task(edge.chat(temperature=0))
+        await edge.router.submitted(4)
+        edge.router.streams[2].fail(CapacityError("the queue is full"))
+        assert (await sending).json()["model"] == "second"
+        edge.router.script = answer
+        await edge.chat(temperature=0)
+        await edge.chat(temperature=0)
+        assert copies(edge) == {"unmatched": 2, "equal": 2}
+
+
 async def test_operators_see_and_order_rollouts_over_http() -> None:
     canary = {"name": "chat", "model": "kvasir-tiny", "canary": {"model": "second"}}
     async with routed(canary) as edge:
