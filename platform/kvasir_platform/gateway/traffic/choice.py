@@ -8,7 +8,7 @@ change moves. As the share of a canary grows, sessions move to it and none moves
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -55,7 +55,7 @@ class RouteTable:
         self._routes = {route.name: route for route in routes}
         self._slos = {each.name: SloClass(each.name, each.ttft_s, each.itl_s) for each in slos}
         self._shares = shares
-        self._fallbacks = {name: tuple(self._flat((name,), ())) for name in self._routes}
+        self._fallbacks = {name: tuple(self._flat(name, set())) for name in self._routes}
 
     def __contains__(self, name: str) -> bool:
         return name in self._routes
@@ -85,17 +85,18 @@ class RouteTable:
         arm = chosen(route.name, named, [(route.model, 1.0 - share), (tried, share)])
         return (arm,) if arm == route.model else (tried, route.model)
 
-    def _flat(self, names: Iterable[str], seen: tuple[str, ...]) -> Iterable[str]:
-        """Yield the models of the fallbacks of routes, in order."""
-        for name in names:
-            route = self._routes.get(name)
-            if route is None or name in seen:
-                continue
-            for target in route.fallbacks:
-                yield arm_of(target, self._routes)
-                yield from self._flat((target,), (*seen, name))
-            if route.model is not None:
-                yield from self._flat((route.model,), (*seen, name))
+    def _flat(self, name: str, seen: set[str]) -> Iterator[str]:
+        """Yield the models of the fallbacks behind a name, in order. `seen` are routes that were looked at:
+        many paths may lead to one."""
+        route = self._routes.get(name)
+        if route is None or name in seen:
+            return
+        seen.add(name)
+        for target in route.fallbacks:
+            yield arm_of(target, self._routes)
+            yield from self._flat(target, seen)
+        if route.model is not None:
+            yield from self._flat(route.model, seen)
 
 
 def matches(rule: RouteRuleSpec, key: RouteKey) -> bool:

@@ -109,6 +109,17 @@ def test_fallbacks_of_fallbacks_follow_and_none_is_tried_twice() -> None:
     assert routes.choose("a", key()).chain == ("v1", "v2", "v4", "v3")
 
 
+def test_routes_that_many_paths_lead_to_are_looked_at_once() -> None:
+    names = [f"r{n}" for n in range(64)]
+    routes = table(
+        *(
+            {"name": name, "model": name[1:], "fallbacks": names[n + 1 : n + 9]}
+            for n, name in enumerate(names)
+        )
+    )
+    assert routes.choose("r0", key()).chain == tuple(name[1:] for name in names)
+
+
 def test_what_is_not_generated_uses_the_arm_with_the_largest_weight() -> None:
     arms = [{"model": "v1", "weight": 1}, {"model": "v2", "weight": 2}]
     routes = [{"name": "chat", "arms": arms}, {"name": "alias", "model": "chat"}]
