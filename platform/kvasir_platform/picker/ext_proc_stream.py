@@ -186,7 +186,7 @@ def _headers(sent: Any) -> dict[str, str]:
     return found
 
 
-def _metadata(context: Any, space: str, key: str) -> Any:
+def _metadata(context: Any, space: str, key: str) -> str | list[str] | None:
     """Return an entry of the gateway's metadata, None if it is not there."""
     if space not in context.filter_metadata:
         return None
@@ -196,7 +196,7 @@ def _metadata(context: Any, space: str, key: str) -> Any:
     value = fields[key]
     if value.WhichOneof("kind") == "list_value":
         return [each.string_value for each in value.list_value.values]
-    return value.string_value
+    return str(value.string_value)
 
 
 def _subset(context: Any) -> list[str] | None:
@@ -204,7 +204,7 @@ def _subset(context: Any) -> list[str] | None:
     found = _metadata(context, SUBSET_SPACE, SUBSET)
     if isinstance(found, str):
         return [each.strip() for each in found.split(",") if each.strip()]
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _streamed(body: bytes, *, ends: bool) -> Iterator[Any]:

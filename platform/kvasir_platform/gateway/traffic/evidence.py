@@ -27,7 +27,7 @@ def log_evidence(worse: int, better: int) -> float:
         return math.log(_tail(pairs + 1, worse)) - math.log(better + 1)
     beta = math.lgamma(worse + 1) + math.lgamma(better + 1) - math.lgamma(pairs + 2)
     first = _log_choose(pairs + 1, worse + 1) - (pairs + 1) * math.log(2)
-    above = math.exp(first + math.log(_tail(pairs + 1, better))) if better >= 0 else 0.0
+    above = math.exp(first + math.log(_tail(pairs + 1, better)))
     return (pairs + 1) * math.log(2) + beta + math.log1p(-min(above, 1.0 - _NEGLIGIBLE))
 
 

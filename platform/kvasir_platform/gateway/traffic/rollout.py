@@ -34,6 +34,12 @@ _FROM: Mapping[Action, tuple[Phase, ...]] = {
     "abort": ("running", "paused"),
     "undo": ("promoted",),
 }
+_TO: Mapping[Action, Phase] = {
+    "pause": "paused",
+    "promote": "promoted",
+    "abort": "rolled_back",
+    "undo": "rolled_back",
+}
 _SUSPECT: Mapping[str, float] = {"errors": 0.5, "slo": 0.5, "ttft": 0.0, "itl": 0.0}
 """The part of the threshold above which evidence keeps a step from ending. Every comparison says something of
 times; of errors only the few do in which one of the two failed, and one more failure must not hold a step."""
@@ -149,8 +155,7 @@ def ordered(state: RolloutState, action: Action, now_s: float) -> RolloutState:
         if state.phase == "paused":
             return replace(state, phase="running", since_s=now_s, reason="")
         return RolloutState("running", state.run + 1, 0, now_s)
-    phase: Phase = {"pause": "paused", "promote": "promoted"}.get(action, "rolled_back")  # type: ignore[assignment]
-    return replace(state, phase=phase, since_s=now_s, reason=f"an operator's {action}")
+    return replace(state, phase=_TO[action], since_s=now_s, reason=f"an operator's {action}")
 
 
 def _pairs(counts: Mapping[str, int], criterion: str) -> int:
