@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.metrics import CONTENT_TYPE
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import PageRequest, PageResponse
-from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.http.inner_exchange import InnerExchange
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.costs_page import COSTS
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
 from kvasir_platform.gateway.operator.drains import DRAIN, UNDRAIN, WORKERS
+from kvasir_platform.gateway.operator.operators import OperatorPages, Show
 from kvasir_platform.gateway.operator.prefixes_page import PREFIXES
 from kvasir_platform.gateway.operator.recordings import RECORDINGS
 from kvasir_platform.gateway.operator.requests_page import REQUESTS
@@ -24,47 +23,22 @@ from kvasir_platform.gateway.operator.rollouts_page import ROLLOUTS
 log = logging.getLogger(__name__)
 
 
-class PageRenderer(Protocol):
-    """Responds to an exchange, or raises KvasirError."""
-
-    def __call__(self, exchange: Exchange) -> None: ...
-
-
 class CorePages:
-    """Serves page requests of edges. `status`, `requests`, `prefixes` and `costs` render the pages of that
-    name; `adapters` loads and unloads them, `rollouts` shows and orders those; `decision`, `recording`,
-    `drain` and `undrain` are for paths that end with a name."""
+    """Serves page requests of edges with the pages of the core, but for the metrics, which are those of all
+    processes."""
 
-    def __init__(
-        self,
-        figures: EdgeMetrics,
-        *,
-        status: PageRenderer,
-        decision: PageRenderer,
-        drain: PageRenderer,
-        undrain: PageRenderer,
-        adapters: PageRenderer,
-        recording: PageRenderer,
-        requests: PageRenderer,
-        prefixes: PageRenderer,
-        rollouts: PageRenderer,
-        costs: PageRenderer,
-    ) -> None:
+    def __init__(self, figures: EdgeMetrics, pages: OperatorPages) -> None:
         self._figures = figures
+        self._pages = pages
         self._named = {
-            "/status": status,
-            REQUESTS: requests,
-            PREFIXES: prefixes,
-            COSTS: costs,
-            LOAD: adapters,
-            UNLOAD: adapters,
-            REGRET: decision,
+            "/status": pages.status,
+            REQUESTS: pages.requests,
+            PREFIXES: pages.prefixes,
+            COSTS: pages.costs,
+            LOAD: pages.adapters,
+            UNLOAD: pages.adapters,
+            REGRET: pages.decision,
         }
-        self._decision = decision
-        self._drain = drain
-        self._undrain = undrain
-        self._recording = recording
-        self._rollouts = rollouts
 
     def show(self, ask: PageRequest, then: Callable[[PageResponse], None]) -> None:
         """Call `then` once with the page, or with the error."""
@@ -86,17 +60,17 @@ class CorePages:
             log.exception("cannot render the page %s", ask.path)
             exchange.fail(error)
 
-    def _page(self, path: str) -> PageRenderer:
+    def _page(self, path: str) -> Show:
         if (page := self._named.get(path)) is not None:
             return page
         if path.startswith(DECISIONS):
-            return self._decision
+            return self._pages.decision
         if path.startswith(RECORDINGS):
-            return self._recording
+            return self._pages.recording
         if path.startswith(ROLLOUTS):
-            return self._rollouts
+            return self._pages.rollouts
         if path.startswith(WORKERS) and path.endswith(DRAIN):
-            return self._drain
+            return self._pages.drain
         if path.startswith(WORKERS) and path.endswith(UNDRAIN):
-            return self._undrain
+            return self._pages.undrain
         raise RequestError(f"No such path: {path[:256]!r}.", status=404, code="not_found")

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from kvasir.config.load.loader import dump
 from kvasir.config.spec.deployment import Deployment
@@ -26,21 +27,14 @@ from kvasir_platform.edge.supervisor import EdgeSupervisor, RestartLimits
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.costs.budgets import within_budgets
 from kvasir_platform.gateway.costs.keeper import CostKeeper
-from kvasir_platform.gateway.operator.adapters import AdapterPages
-from kvasir_platform.gateway.operator.costs_page import CostPages
-from kvasir_platform.gateway.operator.decisions import DecisionPages
-from kvasir_platform.gateway.operator.drains import DrainPages
-from kvasir_platform.gateway.operator.prefixes_page import PrefixPages
-from kvasir_platform.gateway.operator.recordings import RecordingPages
-from kvasir_platform.gateway.operator.requests_page import RequestPages
-from kvasir_platform.gateway.operator.rollouts_page import RolloutPages
-from kvasir_platform.gateway.operator.status_page import StatusPages
+from kvasir_platform.gateway.operator.operators import operators_here
+from kvasir_platform.gateway.operator.status_page import figures_of
 from kvasir_platform.gateway.responses.memory_store import MemoryResponses
-from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
 from kvasir_platform.gateway.tenants.salts import salt_secret
 from kvasir_platform.gateway.traffic.choice import primary_models
-from kvasir_platform.gateway.traffic.rollouts import CountedRequests, Rollouts
+from kvasir_platform.gateway.traffic.rollouts import Rollouts
+from kvasir_platform.gateway.traffic.setup import counted
 
 EDGE_COMMAND = (sys.executable, "-m", "kvasir_platform.apps.edge_app")
 
@@ -91,41 +85,29 @@ class Edges:
         metrics.track_tenants(lambda: TenantStats((), limits_state(limits)))
         models.loaded = router.adapters
         models.routes = primary_models(deployment.routes)
-        names = RequestNames(deployment.routing.decision_records)
-        pages = StatusPages(
+        pages = operators_here(
             deployment,
-            models.listed,
+            models,
             router,
             metrics,
             clock,
             in_flight=self._in_flight,
             draining=self._stop.is_set,
             rollouts=rollouts,
+            costs=costs,
         )
         models.close()
-        decisions, drains = DecisionPages(router, names), DrainPages(router)
-        figures = EdgeMetrics(pages.figures)
+        figures = EdgeMetrics(partial(figures_of, router, metrics))
+        requests, shares = counted(router, rollouts)
         self._core = CoreParts(
-            router=router if rollouts is None else CountedRequests(router, rollouts),
+            router=requests,
             limits=within_budgets(limits, None if costs is None else costs.budgets),
             responses=MemoryResponses(deployment.gateway.responses, clock.now),
-            names=names,
-            pages=CorePages(
-                figures,
-                status=pages.status,
-                decision=decisions.decision,
-                drain=drains.drain,
-                undrain=drains.undrain,
-                adapters=AdapterPages(router.adapters).serve,
-                recording=RecordingPages(router.recordings).read,
-                requests=RequestPages(router, clock).requests,
-                prefixes=PrefixPages(router).prefixes,
-                rollouts=RolloutPages(rollouts).serve,
-                costs=CostPages(costs).costs,
-            ),
+            names=pages.names,
+            pages=CorePages(figures, pages),
             figures=figures,
             now=clock.now,
-            shares=dict if rollouts is None else rollouts.shares,
+            shares=shares,
         )
 
     async def serve(self, listen: None, on_started: Callable[[str, int], None]) -> None:

@@ -19,6 +19,7 @@ from kvasir_platform.edge.core_status import core_status_of
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, ToEdge
 from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.operator.operators import OperatorPages
 from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
@@ -76,25 +77,13 @@ def core_parts(
 ) -> CoreParts:
     """A core around `router`; `own` renders its metrics."""
     clock = MonotonicClock()
-    figures = EdgeMetrics(own)
+    figures, pages = EdgeMetrics(own), OperatorPages(RequestNames(16), *[page] * 11)
     return CoreParts(
         router=router,
         limits=MemoryLimits(clock.now) if limits is None else limits,
         responses=MemoryResponses(ResponsesSpec(), clock.now),
-        names=RequestNames(16),
-        pages=CorePages(
-            figures,
-            status=page,
-            decision=page,
-            drain=page,
-            undrain=page,
-            adapters=page,
-            recording=page,
-            requests=page,
-            prefixes=page,
-            rollouts=page,
-            costs=page,
-        ),
+        names=pages.names,
+        pages=CorePages(figures, pages),
         figures=figures,
         now=clock.now,
     )

@@ -26,7 +26,7 @@ from kvasir_platform.cli.top.tables import TopOrder
 from kvasir_platform.edge.exposition import Families, parse
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.operator.requests_page import RequestPages
-from kvasir_platform.gateway.operator.status_page import StatusPages
+from kvasir_platform.gateway.operator.status_page import StatusPages, figures_of
 from kvasir_platform.gateway.start import make_metrics
 from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
@@ -98,7 +98,7 @@ class WatchedFleet:
 
     def figures(self) -> bytes:
         """The same as text."""
-        return self._status.figures()
+        return figures_of(self.cluster.router, self.metrics)
 
     def status(self) -> dict[str, Any]:
         """GET /status, which the console reads."""

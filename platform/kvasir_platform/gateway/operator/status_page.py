@@ -27,6 +27,12 @@ from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
 
+def figures_of(router: RouterPort, metrics: Metrics) -> bytes:
+    """Return the metrics of this process."""
+    metrics.workers(router.workers())
+    return metrics.render()
+
+
 class StatusPages:
     """GET /metrics and /status. `models` returns the names that clients may use, `clock` is the router's
     clock, `rollouts` has the canaries, `in_flight` returns the number of running calls, `draining` whether
@@ -70,12 +76,7 @@ class StatusPages:
             self._metrics.workers(self._router.workers())
             exchange.respond(200, self._metrics.render_openmetrics(), OPENMETRICS_TYPE)
         else:
-            exchange.respond(200, self.figures(), CONTENT_TYPE)
-
-    def figures(self) -> bytes:
-        """Return the metrics of this process."""
-        self._metrics.workers(self._router.workers())
-        return self._metrics.render()
+            exchange.respond(200, figures_of(self._router, self._metrics), CONTENT_TYPE)
 
     def status(self, exchange: Exchange) -> None:
         """GET /status: the output of `kvasir status`."""
