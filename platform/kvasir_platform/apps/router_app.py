@@ -14,8 +14,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import uvloop
@@ -38,6 +40,7 @@ from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.edge.edges import Edges, edge_count
+from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.costs.keeper import CostKeeper, make_costs
 from kvasir_platform.gateway.prompt.golden import edge_golden
@@ -103,44 +106,10 @@ async def serve(
         log.warning("the native extension is not built; block hashes are computed in Python, which is slower")
     dialers = build_dialers(deployment, token)
     teller = _teller(planner, token)
-    clock = MonotonicClock()
-    metrics = make_metrics(deployment)
-    models = make_models(deployment)
-    discovery = build_discovery(deployment, ray_address, clock)
-    router_id = f"router-{uuid4().hex[:8]}"
-    stated = deployment.performance.profile
-    rollouts = make_rollouts(deployment, clock, time.time)
-    costs = make_costs(deployment, router_id, clock, time.time)
-    router = make_routers(
-        deployment,
-        edge_facts(deployment, models),
-        discovery=discovery,
-        dialer=dialers,
-        clock=clock,
-        rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
-        router_id=router_id,
-        on_summary=_observers(rollouts, costs),
-        on_decision=metrics.decided,
-        profile=None if stated is None else read_profile(Path(stated)),
-        fast_path=fast_path,
-    )
-    _track(metrics, router, discovery)
-    accounting = _accounting(costs, router, metrics)
-    edges = edge_count(deployment.gateway.edges, usable_cpus())
-    gateway = (
-        Edges(
-            edges,
-            deployment,
-            router,
-            clock=clock,
-            metrics=metrics,
-            models=models,
-            rollouts=rollouts,
-            costs=costs,
-        )
-        if edges
-        else make_gateway(deployment, router, clock, metrics, models, rollouts=rollouts, costs=costs)
-    )
+    parts = _parts(deployment)
+    discovery = build_discovery(deployment, ray_address, parts.clock)
+    router = _router(parts, discovery, dialers, fast_path=fast_path)
+    gateway = _gateway(parts, router)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, gateway.stop)
@@ -154,12 +123,8 @@ async def serve(
         gateway.stop()
 
     routing.add_done_callback(ended)
-    rolling = _rolling(rollouts, metrics)
-    planning = asyncio.create_task(asyncio.sleep(0), name="no planner")
-    if teller is not None:
-        link = PlannerLink(router, teller, clock, router_id)
-        metrics.track_scaling(link.plans, link.inactive_s)
-        planning = asyncio.create_task(link.run(), name="planner")
+    planning = _planning(parts, router, teller)
+    keeping = _keeping(parts, router)
     try:
         await gateway.serve(None, lambda host, port: _report("listening", address=f"{host}:{port}"))
     except OSError as error:
@@ -169,16 +134,84 @@ async def serve(
         ) from error
     finally:
         planning.cancel()
-        rolling.cancel()
-        await asyncio.wait([rolling])
         if teller is not None:
             await teller.close()
         await discovery.close()
         await router.close()
-        accounting.cancel()
-        await asyncio.wait([accounting])
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
     await routing
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the router and the gateway of this process share; `rollouts` and `costs` where the spec has
+    them."""
+
+    deployment: Deployment
+    router_id: str
+    clock: Clock
+    metrics: Metrics
+    models: ModelTable
+    rollouts: Rollouts | None
+    costs: CostKeeper | None
+
+
+def _parts(deployment: Deployment) -> _Parts:
+    router_id, clock = f"router-{uuid4().hex[:8]}", MonotonicClock()
+    return _Parts(
+        deployment,
+        router_id,
+        clock,
+        make_metrics(deployment),
+        make_models(deployment),
+        make_rollouts(deployment, clock, time.time),
+        make_costs(deployment, router_id, clock, time.time),
+    )
+
+
+def _router(
+    parts: _Parts, discovery: Discovery, dialers: Callable[[Endpoint], GrpcDialer], *, fast_path: bool
+) -> Router | RouterMux:
+    """Return the routers of all models, whose figures the metrics read."""
+    deployment, metrics = parts.deployment, parts.metrics
+    stated = deployment.performance.profile
+    router = make_routers(
+        deployment,
+        edge_facts(deployment, parts.models),
+        discovery=discovery,
+        dialer=dialers,
+        clock=parts.clock,
+        rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
+        router_id=parts.router_id,
+        on_summary=_observers(parts.rollouts, parts.costs),
+        on_decision=metrics.decided,
+        profile=None if stated is None else read_profile(Path(stated)),
+        fast_path=fast_path,
+    )
+    _track(metrics, router, discovery)
+    return router
+
+
+def _gateway(parts: _Parts, router: Router | RouterMux) -> Edges | Gateway:
+    """Return what serves HTTP: edge processes, or a gateway in this one."""
+    deployment, clock, metrics, models = parts.deployment, parts.clock, parts.metrics, parts.models
+    rollouts, costs = parts.rollouts, parts.costs
+    edges = edge_count(deployment.gateway.edges, usable_cpus())
+    if not edges:
+        return make_gateway(deployment, router, clock, metrics, models, rollouts=rollouts, costs=costs)
+    return Edges(
+        edges,
+        deployment,
+        router,
+        clock=clock,
+        metrics=metrics,
+        models=models,
+        rollouts=rollouts,
+        costs=costs,
+    )
 
 
 def _track(metrics: Metrics, router: Router | RouterMux, discovery: Discovery) -> None:
@@ -207,35 +240,40 @@ def _observers(rollouts: Rollouts | None, costs: CostKeeper | None) -> Callable[
     return ended
 
 
-def _rolling(rollouts: Rollouts | None, metrics: Metrics) -> asyncio.Task[None]:
-    """Return the task that keeps rollouts up to date, one that has ended without any."""
-    if rollouts is None:
-        return asyncio.create_task(asyncio.sleep(0), name="no rollouts")
-    metrics.track_rollouts(rollouts.stats)
-    task = asyncio.create_task(rollouts.run(), name="rollouts")
-    task.add_done_callback(_on_rollouts_ended)
-    return task
+def _planning(parts: _Parts, router: Router | RouterMux, teller: PlannerClient | None) -> asyncio.Task[None]:
+    """Return the task that talks to the planner, one that has ended without any."""
+    if teller is None:
+        return asyncio.create_task(asyncio.sleep(0), name="no planner")
+    link = PlannerLink(router, teller, parts.clock, parts.router_id)
+    parts.metrics.track_scaling(link.plans, link.inactive_s)
+    return asyncio.create_task(link.run(), name="planner")
 
 
-def _on_rollouts_ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the rollouts have failed; shares of canaries stay as they are: %r", error)
+def _keeping(parts: _Parts, router: Router | RouterMux) -> list[asyncio.Task[None]]:
+    """Return the tasks that keep rollouts and costs, the latter of which are those of the router's workers.
+    Requests are served also if they fail."""
+    keeping, rollouts, costs = [], parts.rollouts, parts.costs
+    if rollouts is not None:
+        parts.metrics.track_rollouts(rollouts.stats)
+        failed = "the rollouts have failed; shares of canaries stay as they are: %r"
+        keeping.append(_kept(rollouts.run(), "rollouts", failed))
+    if costs is not None:
+        costs.ledger.source = router
+        parts.metrics.track_costs(costs.figures)
+        keeping.append(_kept(costs.run(), "costs", "costs are not counted any more: %r"))
+    return keeping
 
 
-def _accounting(costs: CostKeeper | None, router: Router | RouterMux, metrics: Metrics) -> asyncio.Task[None]:
-    """Return the task that keeps costs, which are those of the router's workers."""
-    if costs is None:
-        return asyncio.create_task(asyncio.sleep(0), name="no costs")
-    costs.ledger.source = router
-    metrics.track_costs(costs.figures)
-    accounting = asyncio.create_task(costs.run(), name="costs")
+def _kept(work: Coroutine[Any, Any, None], name: str, failed: str) -> asyncio.Task[None]:
+    """Return the task of `work`, whose failure is logged as `failed` says."""
+    task = asyncio.create_task(work, name=name)
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("costs are not counted any more: %r", error)
+            log.error(failed, error)
 
-    accounting.add_done_callback(ended)
-    return accounting
+    task.add_done_callback(ended)
+    return task
 
 
 def _teller(planner: str | None, token: str | None) -> PlannerClient | None:
