@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 from pathlib import Path
-from typing import Any
 
 from kvasir.core.errors import ConfigError
-from kvasir_platform.cli.common.numbers import positive
+from kvasir.core.membership import is_worker_address
+from kvasir_platform.cli.common.numbers import positive, whole
 from kvasir_platform.cli.common.parsers import Add
+
+_COUNT = whole(1, 1 << 30)
 
 _EPILOG = """\
 Runs an endpoint picker of the Gateway API Inference Extension: Envoy, Istio or GKE gateways ask it over
 ext-proc which model server of an InferencePool gets a request. It decides with Kvasir's prefix index and cost
-model, and names the endpoint in x-gateway-destination-endpoint. docs/TRAFFIC.md has the protocol and its
+model, and names the endpoint in x-gateway-destination-endpoint. docs/GATEWAY_API.md has the protocol and its
 limits.
 
 examples:
@@ -32,20 +35,20 @@ def add_picker(add: Add) -> None:
     picker.add_argument("--namespace", metavar="NAME", help="the pool's namespace (the pod's)")
     picker.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to bind (127.0.0.1)")
     picker.add_argument(
-        "--port", type=int, default=9002, metavar="N", help="port to bind (9002); 0: a free one"
+        "--port", type=whole(0, 65_535), default=9002, metavar="N", help="port to bind (9002); 0: a free one"
     )
     picker.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate chain")
     picker.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM private key of the certificate")
     picker.add_argument(
         "--max-requests",
-        type=_count,
+        type=_COUNT,
         default=256,
         metavar="N",
         help="requests at an endpoint at the same time (256); beyond it, 429",
     )
     picker.add_argument(
         "--kv-tokens",
-        type=_count,
+        type=_COUNT,
         default=1 << 18,
         metavar="N",
         help="tokens that an endpoint's cache holds (262144)",
@@ -65,11 +68,13 @@ def add_picker(add: Add) -> None:
     )
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1 << 30:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {1 << 30}")
-    return value
+def _is_ip_port(text: str) -> bool:
+    """Gateways take addresses, and no names of hosts."""
+    try:
+        ipaddress.ip_address(text.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return is_worker_address(text)
 
 
 def run_picker(args: argparse.Namespace) -> int:
@@ -80,10 +85,9 @@ def run_picker(args: argparse.Namespace) -> int:
     if (args.tls_cert is None) != (args.tls_key is None):
         raise ConfigError("picker: --tls-cert and --tls-key belong together; give both")
     for endpoint in args.endpoint:
-        _, colon, port = endpoint.rpartition(":")
-        if not colon or not port.isdigit() or not 0 < int(port) <= 65_535:
+        if not _is_ip_port(endpoint):
             raise ConfigError(f"picker: --endpoint {endpoint}: write IP:PORT, as in 10.0.0.7:8000")
-    limits: Any = PickerLimits(
+    limits = PickerLimits(
         max_requests=args.max_requests,
         kv_tokens=args.kv_tokens,
         predicted_ttl_s=args.predicted_ttl,

@@ -49,6 +49,7 @@ def test_options_reach_the_process(given: list[PickerOptions]) -> None:
     [
         (["--endpoint", "10.0.0.7"], "write IP:PORT, as in 10.0.0.7:8000"),
         (["--endpoint", "10.0.0.7:0"], "write IP:PORT"),
+        (["--endpoint", "vllm:8000"], "write IP:PORT"),
         (["--pool", "llama", "--tls-cert", "c"], "--tls-cert and --tls-key belong together"),
         (["--endpoint", "10.0.0.7:8000", "--policy", "best"], "routing policy 'best' is none of cost"),
         (["--endpoint", "10.0.0.7:8000", "--tls-cert", "/none", "--tls-key", "/none"], "cannot be read"),
@@ -60,4 +61,14 @@ def test_what_cannot_work_is_refused_before_it_serves(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main(["picker", "--port", "0", *arguments]) != 0
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--port", "99999", "from 0 to 65535"), ("--max-requests", "few", "a whole number from 1 to")],
+)
+def test_numbers_have_bounds(option: str, value: str, message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["picker", "--endpoint", "10.0.0.7:8000", option, value])
     assert message in capsys.readouterr().err
