@@ -38,6 +38,11 @@ def is_worker_address(text: str) -> bool:
     return not (address.is_link_local or address.is_multicast)
 
 
+def host_port(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A worker's gRPC address (`host:port`, or an in-memory name) and the pool that it reports.

@@ -19,9 +19,10 @@ from pathlib import Path
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import is_loopback
 from kvasir.core.errors import ConfigError
+from kvasir.core.membership import host_port
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
-from kvasir_platform.apps.common.pod import POD, host_port, pod_ip
+from kvasir_platform.apps.common.pod import POD, pod_ip
 from kvasir_platform.apps.common.pods_file import PodsFile
 from kvasir_platform.apps.common.reporter import Reporter
 from kvasir_platform.apps.common.spec_file import SpecFile

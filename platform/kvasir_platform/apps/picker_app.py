@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import ConfigError
+from kvasir.core.membership import host_port
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.picker.endpoints import EndpointPicker, PickerLimits
@@ -59,7 +60,7 @@ async def serve(options: PickerOptions, clock: Clock, started: Callable[[str], N
         asyncio.create_task(_follow(options, picker, server, clock), name="picker-members"),
     ]
     ending = asyncio.create_task(stop.wait(), name="picker-stop")
-    started(f"{options.host}:{port}")
+    started(host_port(options.host, port))
     try:
         done, _ = await asyncio.wait([*tasks, ending], return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -28,7 +28,7 @@ from kvasir.config.load.model_support import refuse_model
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.membership import Endpoint
+from kvasir.core.membership import Endpoint, host_port
 from kvasir.core.requests import Role, SloClass
 from kvasir.core.session_link import LinkLimits
 from kvasir.ports.adapters import AdapterEngine
@@ -39,7 +39,7 @@ from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.locality import locality_of
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
-from kvasir_platform.apps.common.pod import POD, at_pod, host_port
+from kvasir_platform.apps.common.pod import POD, at_pod
 from kvasir_platform.apps.common.prefix_caching import with_possible_caching
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.apps.common.weight_reading import with_strategy

@@ -12,6 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvasir.core.errors import ConfigError
+from kvasir.core.membership import host_port
 from kvasir.wire.ext_proc import ext_proc_pb2 as ext
 from kvasir_platform.picker.endpoints import EndpointPicker
 from kvasir_platform.picker.ext_proc_stream import ExtProcStream
@@ -72,7 +73,7 @@ class ExtProcServer:
         handlers = {"Process": grpc.stream_stream_rpc_method_handler(self._process)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = host_port(host, port)
         try:
             if self._keys is None:
                 bound = self._server.add_insecure_port(address)

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from kvasir.core.errors import ConfigError
+from kvasir.core.membership import host_port
 from kvasir_platform.cluster.kubernetes.api import ApiError, Listing
 
 log = logging.getLogger(__name__)
@@ -103,14 +104,9 @@ class PoolMembers:
             return None
         self._warned = False
         ports = [port.number for port in spec.target_ports[:_MAX_PORTS]]
-        return frozenset(endpoint(pod.status.pod_ip, port) for pod in found if pod.ready for port in ports)
+        return frozenset(host_port(pod.status.pod_ip, port) for pod in found if pod.ready for port in ports)
 
     def _warn(self, text: str) -> None:
         if not self._warned:
             self._warned = True
             log.warning("%s; the known endpoints stay", text)
-
-
-def endpoint(host: str, port: int) -> str:
-    """Return `ip:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -6,7 +6,8 @@ import pytest
 
 from kvasir.config.spec.deployment import Deployment, TransferSpec, WorkerSpec
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.common.pod import at_pod, host_port, pod_ip
+from kvasir.core.membership import host_port
+from kvasir_platform.apps.common.pod import at_pod, pod_ip
 
 IN_POD = Deployment(worker=WorkerSpec(host="pod", port=7000), transfer=TransferSpec(host="pod"))
 

@@ -41,8 +41,3 @@ def at_pod(deployment: Deployment, environ: Mapping[str, str]) -> Deployment:
     if transfer.host == POD:
         transfer = transfer.model_copy(update=here)
     return deployment.model_copy(update={"worker": worker, "transfer": transfer})
-
-
-def host_port(host: str, port: int) -> str:
-    """Return `host:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

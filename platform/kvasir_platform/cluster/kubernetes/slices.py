@@ -19,7 +19,7 @@ import msgspec
 from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
 from kvasir.core.errors import ProtocolError
 from kvasir.core.locality import NOWHERE, Locality
-from kvasir.core.membership import Endpoint
+from kvasir.core.membership import Endpoint, host_port
 
 GROUP = "discovery.k8s.io"
 VERSION = "v1"
@@ -152,7 +152,7 @@ def _place(endpoint: _Endpoint, pool: str, port: int | None) -> SliceEndpoint | 
         pod=ref.uid or ref.name or str(host),
         name=ref.name or pool,
         family="ipv6" if ipv6 else "ipv4",
-        address="" if port is None else f"[{host}]:{port}" if ipv6 else f"{host}:{port}",
+        address="" if port is None else host_port(str(host), port),
         ready=conditions.ready is not False,
         terminating=bool(conditions.terminating),
         locality=_locality(endpoint),
