@@ -25,6 +25,7 @@ from kvasir.config.spec.deployment import Deployment, GatewaySpec
 from kvasir.ports.router import RequestSummary
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.costs.keeper import CostKeeper, make_costs
+from kvasir_platform.gateway.http.errors import MAX_RETRY_AFTER_S
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.sim.cluster import Cluster
@@ -150,7 +151,7 @@ async def test_a_hard_budget_refuses_until_it_is_renewed_and_a_soft_one_warns(
     error = json.loads(refused.body)["error"]
     assert (refused.status, error["code"]) == (429, "budget_exceeded")
     assert "of soft 0.00, hard 1.00" in error["message"]
-    assert 0 < int(refused.headers["retry-after"]) <= 31 * 86400
+    assert 0 < int(refused.headers["retry-after"]) <= MAX_RETRY_AFTER_S
     assert "x-kvasir-budget" in refused.headers
     assert page["budgets"][0]["spent"] > 1.0
     assert 'kvasir_cost_budget_ratio{bound="hard",tenant="default"}' in scraped

@@ -37,7 +37,7 @@ LIMIT_REASONS = (
         "budget_exceeded",
         429,
         "The tenant has spent its hard budget of the day or month.",
-        "Retry after `Retry-After` seconds, when the budget is renewed, or ask the operator to raise it.",
+        "Retry after `Retry-After` seconds, at most an hour, or ask the operator to raise the budget.",
     ),
     Reason(
         "concurrency_limit",

@@ -12,9 +12,6 @@ from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import http_status
 
 MAX_RETRY_AFTER_S = 3600.0
-MAX_RENEWAL_S = 31 * 86400.0
-"""The same for a budget, which is renewed with the day or month."""
-BUDGET_EXCEEDED = "budget_exceeded"
 
 _FINAL = frozenset(
     (
@@ -138,8 +135,7 @@ def error_headers(error: Exception) -> bytes:
     lines = b""
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
-        most_s = MAX_RENEWAL_S if getattr(error, "code", "") == BUDGET_EXCEEDED else MAX_RETRY_AFTER_S
-        wait_s = min(max(float(retry_after_s), 0.001), most_s)
+        wait_s = min(max(float(retry_after_s), 0.001), MAX_RETRY_AFTER_S)
         lines = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(wait_s), math.ceil(wait_s * 1e3))
     lines += getattr(error, "header_lines", b"")
     if isinstance(error, KvasirError) and error.code in _FINAL:
