@@ -26,6 +26,10 @@ class BusyTime:
         if begin_s >= end_s:
             return
         begins, ends = self._begins, self._ends
+        if ends and begins[-1] <= begin_s <= ends[-1]:
+            # Requests overlap those that ended just before them.
+            ends[-1] = max(ends[-1], end_s)
+            return
         first, after = bisect_left(ends, begin_s), bisect_right(begins, end_s)
         if first < after:
             begin_s, end_s = min(begin_s, begins[first]), max(end_s, ends[after - 1])

@@ -21,9 +21,6 @@ CHARGED = frozenset(
 """Outcomes of requests whose work was done for their clients. Work of all others is wasted."""
 
 
-_NOTHING = WorkSums()
-
-
 class Claim(NamedTuple):
     """The claim on one worker, whose request was there from `begin_s` to `end_s` of the router's clock."""
 
@@ -36,13 +33,15 @@ class Claim(NamedTuple):
 def claims_of(summary: RequestSummary, workers: Mapping[str, WorkerStats]) -> list[Claim]:
     """Return the claims of a request that ended, the last of them with its tokens; none if it reached no
     worker. `workers` has what is known of each worker."""
-    lost = [claim for attempt in summary.lost for claim in _lost_claims(attempt, workers)]
+    lost: list[Claim] = []
+    for attempt in summary.lost:
+        lost += _lost_claims(attempt, workers)
     if summary.routed_s is None or summary.refused:
         return lost
     own = _own_claims(summary, workers)
     if summary.outcome not in CHARGED:
         own = [claim._replace(sums=_as_waste(claim.sums)) for claim in own]
-    return lost + own
+    return lost + own if lost else own
 
 
 def _own_claims(summary: RequestSummary, workers: Mapping[str, WorkerStats]) -> list[Claim]:
@@ -55,7 +54,6 @@ def _own_claims(summary: RequestSummary, workers: Mapping[str, WorkerStats]) -> 
     prompt = usage.prompt_tokens or summary.prompt_tokens
     cached = usage.cached_tokens if usage.prompt_tokens else summary.predicted_cached_tokens
     output = max(usage.output_tokens, summary.sent_tokens)
-    counted = WorkSums(1.0, float(prompt), float(cached), float(output))
     stats = workers.get(first)
     computing_s = prefill_s(stats, prompt - cached)
     computed_s = summary.prefill_done_s or summary.first_token_s or end_s
@@ -66,25 +64,22 @@ def _own_claims(summary: RequestSummary, workers: Mapping[str, WorkerStats]) -> 
     moved_s, tier_s, held = summary.pulled_s, summary.tier_s, _held(stats, prompt)
     claims = []
     if prefiller is not None:
-        sums = (counted if decoder is None else _NOTHING)._replace(
-            prefill=computing_s,
-            kv=held * max(0.0, computed_s - begin_s - tier_s),
-            transfer=held * (tier_s if decoder is None else tier_s + moved_s),
-        )
+        kv_s = held * max(0.0, computed_s - begin_s - tier_s)
         if decoder is None:
+            sums = WorkSums(1.0, prompt, cached, output, computing_s, 0.0, kv_s, held * tier_s)
             return [Claim(prefiller, begin_s, end_s, sums)]
+        sums = WorkSums(0.0, 0.0, 0.0, 0.0, computing_s, 0.0, kv_s, held * (tier_s + moved_s))
         claims.append(Claim(prefiller, begin_s, min(end_s, computed_s + moved_s), sums))
         begin_s, computing_s, tier_s = computed_s, 0.0, 0.0
+        stats = workers.get(decoder)
     if decoder is not None:
-        stats, first_s = workers.get(decoder), summary.first_token_s
+        first_s = summary.first_token_s
         decoded_s = 0.0 if first_s is None else max(0.0, end_s - first_s)
         held = _held(stats, prompt + output / 2)
-        sums = counted._replace(
-            prefill=computing_s,
-            decode=min(decode_s(stats, decoded_s, output, summary.choices), end_s - begin_s),
-            kv=held * max(0.0, end_s - begin_s - moved_s - tier_s),
-            transfer=held * (moved_s + tier_s),
-        )
+        decoding_s = min(decode_s(stats, decoded_s, output, summary.choices), end_s - begin_s)
+        kv_s = held * max(0.0, end_s - begin_s - moved_s - tier_s)
+        transfer_s = held * (moved_s + tier_s)
+        sums = WorkSums(1.0, prompt, cached, output, computing_s, decoding_s, kv_s, transfer_s)
         claims.append(Claim(decoder, begin_s, end_s, sums))
     return claims
 

@@ -51,6 +51,8 @@ class _WorkerTime:
 
 _Place = tuple[int, str, str]
 """An hour, a pool and a worker."""
+_GroupFields = tuple[int, str, str, str, str, str]
+"""Those of a CostGroup, which takes longer to make."""
 
 
 class CostLedger:
@@ -70,7 +72,7 @@ class CostLedger:
         self._now = now
         self._wall = wall
         self._ahead_s = wall() - now()
-        self._work: dict[CostGroup, list[float]] = {}
+        self._work: dict[_GroupFields, list[float]] = {}
         self._groups: set[CostGroup] = set()
         self._groups_hour = 0
         self._places: dict[_Place, _WorkerTime] = {}
@@ -84,31 +86,33 @@ class CostLedger:
 
     def ended(self, summary: RequestSummary) -> None:
         """Add a request that has ended."""
-        for worker_id in (summary.prefill_worker, summary.decode_worker):
-            if worker_id is not None and worker_id not in self._stats:
-                self._refresh()
-        for claim in claims_of(summary, self._stats):
+        stats, prefiller, decoder = self._stats, summary.prefill_worker, summary.decode_worker
+        if (decoder is not None and decoder not in stats) or (
+            prefiller is not None and prefiller not in stats
+        ):
+            self._refresh()
+        for claim in claims_of(summary, stats):
             self._add(claim, summary)
 
     def _add(self, claim: Claim, summary: RequestSummary) -> None:
-        begin_s, end_s, sums = claim.begin_s + self._ahead_s, claim.end_s + self._ahead_s, claim.sums
-        stats = self._stats.get(claim.worker_id)
+        worker_id, begin_s, end_s, sums = claim
+        begin_s, end_s = begin_s + self._ahead_s, end_s + self._ahead_s
+        stats = self._stats.get(worker_id)
         pool = OTHER if stats is None else stats.pool
         labels = (pool, summary.tenant, summary.key, summary.model, summary.slo.name)
         hour = int(end_s // HOUR_S) * HOUR_S
         if begin_s >= hour:
-            self._place((hour, pool, claim.worker_id)).add(begin_s, end_s)
-            self._claim(CostGroup(hour, *labels), sums)
+            self._place((hour, pool, worker_id)).add(begin_s, end_s)
+            self._claim((hour, *labels), sums)
             return
         for each, part in _by_hour(begin_s, end_s):
-            self._place((each, pool, claim.worker_id)).add(begin_s, end_s)
-            self._claim(CostGroup(each, *labels), _part(sums, part, counts=each == hour))
+            self._place((each, pool, worker_id)).add(begin_s, end_s)
+            self._claim((each, *labels), _part(sums, part, counts=each == hour))
 
-    def _claim(self, group: CostGroup, sums: WorkSums) -> None:
-        known = self._work.get(group)
+    def _claim(self, fields: _GroupFields, sums: WorkSums) -> None:
+        known = self._work.get(fields)
         if known is None:
-            group = self._bounded(group)
-            known = self._work.setdefault(group, [0.0] * len(sums))
+            known = self._work.setdefault(self._bounded(CostGroup(*fields)), [0.0] * len(sums))
         for at, amount in enumerate(sums):
             if amount:
                 known[at] += amount
@@ -170,7 +174,7 @@ class CostLedger:
         self._stats.update(figures)
 
     def _place(self, place: _Place) -> BusyTime:
-        found = self._worker_time(place)
+        found = self._places.get(place) or self._worker_time(place)
         found.changed = True
         return found.busy
 
@@ -191,7 +195,7 @@ class CostLedger:
                 workers.append(self._worker_hour(place, each))
         if not workers and not self._work:
             return None
-        work = {group: WorkSums(*sums) for group, sums in self._work.items()}
+        work = {CostGroup(*fields): WorkSums(*sums) for fields, sums in self._work.items()}
         self._work = {}
         for group, each_sums in work.items():
             for phase, seconds in zip(_PHASES, each_sums[4:], strict=True):
