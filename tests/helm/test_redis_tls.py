@@ -16,7 +16,7 @@ from random import Random
 import pytest
 import pytest_asyncio
 from tests.helm.kubelet import Kubelet
-from tests.helm.rendering import Release, render
+from tests.helm.rendering import Release, render, spec_text
 from tests.kit.engines.tier_blocks import LIMITS, PRINT, SIZE, get, put
 from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import free_port
@@ -108,11 +108,6 @@ def authorities(folder: Path, name: str) -> dict[str, Path]:
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def spec_text(release: Release) -> str:
-    (found,) = (each for each in release.of_kind("ConfigMap") if "kvasir.yaml" in each["data"])
-    return str(found["data"]["kvasir.yaml"])
 
 
 async def test_limits_and_the_tier_use_the_bundled_redis_over_tls_and_trust_its_authority_alone(
