@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import sys
 import time
@@ -38,10 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--redis-password-file", default=None)
     parser.add_argument("--redis-ca-file", default=None)
     args = parser.parse_args(argv)
+    if not 0.0 < args.timeout_s < math.inf:
+        parser.error(f"argument --timeout-s: {args.timeout_s:g} is not a number of seconds above 0")
     try:
+        clean = _cleaner(args)
         remove_cluster(
             KubernetesRayCluster(Access.in_cluster(args.credentials, os.environ), args.cluster),
-            _cleaner(args),
+            clean,
             patience_s=args.timeout_s,
             now=time.monotonic,
             pause=time.sleep,
