@@ -135,6 +135,13 @@ def test_a_rotation_never_makes_a_key_live_longer(stored: Stored) -> None:
     assert "expires=2020-01-01T00:00:00Z" in stored.path.read_text()
 
 
+def test_a_successor_is_not_unlimited_because_the_line_has_no_time_of_creation(stored: Stored) -> None:
+    stored.path.write_text(f"{'a' * 64} expires=2099-01-01T00:00:00Z\n")
+    assert "--days" in stored.failed("rotate", "aaaaaa")
+    stored.path.write_text(f"{'a' * 64}\n")
+    assert stored.run("rotate", "aaaaaa")["expires"] is None
+
+
 def test_in_a_folder_each_tenant_has_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "keys").mkdir()
     stored = Stored(tmp_path, capsys, spec=STORED.replace("api_keys_file", "api_keys_dir"))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
 from kvasir.config.spec.tenants import ALL_SCOPES, Scope
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.output import CommandOutput, table
+from kvasir_platform.gateway.identity.identities import SCOPES
 from kvasir_platform.gateway.identity.key_files import StoredKey
-from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_line, new_key
+from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_line, new_key, time_text
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _ID = re.compile(r"[0-9a-f]{6,64}")
@@ -96,7 +97,8 @@ def keys_list(store: KeyStore, output: CommandOutput, now: datetime) -> int:
 
 def keys_revoke(named: Sequence[str], store: KeyStore, output: CommandOutput) -> int:
     """Remove keys. Nothing is removed if one of them is unknown."""
-    found = [_named(each, store.keys()) for each in named]
+    stored = store.keys()
+    found = [_named(each, stored) for each in named]
     for key in found:
         store.remove(key)
         output.text(
@@ -117,12 +119,15 @@ class Rotation:
 
 def keys_rotate(wanted: Rotation, store: KeyStore, output: CommandOutput, now: datetime) -> int:
     """Store the successor of a key, of the same tenant and scopes, and let the key expire."""
-    days = wanted.days
     old = _named(wanted.named, store.keys())
     now_s = float(int(now.timestamp()))
-    if days is not None or old.entry.created_s is None:
-        expires_s = _expiry(days, now_s)
-    else:
+    expires_s = _expiry(wanted.days, now_s)
+    if wanted.days is None and old.entry.expires_s != float("inf"):
+        if old.entry.created_s is None:
+            raise ConfigError(
+                f"the line of key {_id(old.hashed)} has no created=, from which its lifetime would follow; "
+                "give that of its successor with --days"
+            )
         expires_s = now_s + (old.entry.expires_s - old.entry.created_s)
     entry = old.entry._replace(expires_s=expires_s, created_s=now_s)
     until_s = min(old.entry.expires_s, now_s + wanted.overlap_s)
@@ -173,11 +178,10 @@ def _expiry(days: int | None, now_s: float) -> float:
 
 
 def _scopes(names: tuple[str, ...]) -> frozenset[Scope]:
-    known = {scope.value: scope for scope in Scope}
     for name in names:
-        if name not in known:
-            raise ConfigError(f"--scopes {name[:64]!r}: expected some of {', '.join(known)}")
-    return frozenset(known[name] for name in names) or ALL_SCOPES
+        if name not in SCOPES:
+            raise ConfigError(f"--scopes {name[:64]!r}: expected some of {', '.join(SCOPES)}")
+    return frozenset(SCOPES[name] for name in names) or ALL_SCOPES
 
 
 def _id(hashed: bytes) -> str:
@@ -185,9 +189,7 @@ def _id(hashed: bytes) -> str:
 
 
 def _time(moment_s: float) -> str:
-    if moment_s == float("inf"):
-        return "never"
-    return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return "never" if moment_s == float("inf") else time_text(moment_s)
 
 
 def _state(entry: KeyEntry, now_s: float) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 from kvasir.config.spec.tenants import Scope, TokenIssuerSpec
 from kvasir.core.errors import RequestError
-from kvasir_platform.gateway.identity.identities import Identity, unauthorized
+from kvasir_platform.gateway.identity.identities import SCOPES, Identity, unauthorized
 from kvasir_platform.gateway.identity.json_web_tokens import TokenRefused
 
-_SCOPES: Mapping[str, Scope] = {scope.value: scope for scope in Scope}
 _MAX_VALUES = 1000
 
 
@@ -63,7 +62,7 @@ def _scopes(claims: Mapping[str, Any], issuer: TokenIssuerSpec) -> frozenset[Sco
     if issuer.scopes is not None:
         held = frozenset(scope for value in values for scope in issuer.scopes.get(value, ()))
     else:
-        held = frozenset(_SCOPES[value] for value in values if value in _SCOPES)
+        held = frozenset(SCOPES[value] for value in values if value in SCOPES)
     return held or frozenset(issuer.default_scopes)
 
 

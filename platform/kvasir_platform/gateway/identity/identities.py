@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvasir.config.spec.tenants import Scope
 from kvasir.core.errors import RequestError
 
+SCOPES: Mapping[str, Scope] = {scope.value: scope for scope in Scope}
+"""All scopes by name."""
 TEXT_SCOPES = frozenset((Scope.INFERENCE,))
 EMBEDDING_SCOPES = frozenset((Scope.EMBEDDINGS,))
 TOKENIZE_SCOPES = TEXT_SCOPES | EMBEDDING_SCOPES

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvasir.config.spec.edge import GatewaySpec
 from kvasir.config.spec.tenants import DEFAULT_TENANT
 from kvasir.core.errors import ConfigError
-from kvasir_platform.gateway.identity.keys import KeyEntry, key_line, key_text, key_texts, parse_line
+from kvasir_platform.gateway.identity.keys import KeyEntry, key_line, key_text, key_texts, parse_text
 
 _MOUNTED = "..data"
 _MOUNTED_REMEDY = (
@@ -48,13 +48,9 @@ class FileKeys:
             texts.append(key_text(self._file, "gateway.api_keys_file", DEFAULT_TENANT))
         if self._folder is not None:
             texts += key_texts(self._folder)
-        found = []
-        for text in texts:
-            for number, line in enumerate(text.text.splitlines(), 1):
-                parsed = parse_line(line, f"{text.source}:{number}", text.tenant)
-                if parsed is not None:
-                    found.append(StoredKey(*parsed, text.source))
-        return found
+        return [
+            StoredKey(hashed, entry, text.source) for text in texts for _, hashed, entry in parse_text(text)
+        ]
 
     def add(self, hashed: bytes, entry: KeyEntry) -> str:
         """Store a key, and return where."""

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from kvasir.config.spec.edge import GatewaySpec
 from kvasir.config.spec.tenants import ALL_SCOPES, DEFAULT_TENANT, Scope
 from kvasir.core.errors import ConfigError
-from kvasir_platform.gateway.identity.identities import Identity
+from kvasir_platform.gateway.identity.identities import SCOPES, Identity
 
 PREFIX = "sk-kvasir-"
 """Prefix of generated keys, so that scanners for leaked secrets recognize them."""
@@ -28,10 +28,9 @@ _MAX_BYTES = 32 << 20
 _MAX_FILES = 1000
 _MAX_FIELD_CHARS = 128
 _FIELDS = frozenset(("tenant", "expires", "created", "scopes"))
-_SCOPES: Mapping[str, Scope] = {scope.value: scope for scope in Scope}
 _EXPECTED = (
     "expected the SHA-256 of a key (64 hexadecimal digits), then tenant=NAME, expires=2030-01-31T00:00:00Z, "
-    f"created= with such a time, and scopes= with some of {'+'.join(_SCOPES)}, where they apply"
+    f"created= with such a time, and scopes= with some of {'+'.join(SCOPES)}, where they apply"
 )
 
 
@@ -74,13 +73,14 @@ def key_line(hashed: bytes, entry: KeyEntry) -> str:
     if entry.scopes != ALL_SCOPES:
         fields.append(f"scopes={'+'.join(sorted(entry.scopes))}")
     if entry.created_s is not None:
-        fields.append(f"created={_written(entry.created_s)}")
+        fields.append(f"created={time_text(entry.created_s)}")
     if entry.expires_s != float("inf"):
-        fields.append(f"expires={_written(entry.expires_s)}")
+        fields.append(f"expires={time_text(entry.expires_s)}")
     return " ".join(fields)
 
 
-def _written(moment_s: float) -> str:
+def time_text(moment_s: float) -> str:
+    """Return a Unix time as lines have it, in UTC."""
     return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -106,12 +106,7 @@ def parse_keys(texts: Iterable[KeyText], tenants: Container[str]) -> dict[bytes,
     content."""
     keys: dict[bytes, KeyEntry] = {}
     for text in texts:
-        for number, line in enumerate(text.text.splitlines(), 1):
-            where = f"{text.source}:{number}"
-            parsed = parse_line(line, where, text.tenant)
-            if parsed is None:
-                continue
-            hashed, known = parsed
+        for where, hashed, known in parse_text(text):
             if known.tenant not in tenants:
                 raise ConfigError(
                     f"{where}: tenancy.tenants has no {known.tenant!r}; list the tenant or correct the name"
@@ -123,7 +118,17 @@ def parse_keys(texts: Iterable[KeyText], tenants: Container[str]) -> dict[bytes,
     return keys
 
 
-def parse_line(line: str, where: str, tenant: str) -> tuple[bytes, KeyEntry] | None:
+def parse_text(text: KeyText) -> Iterator[tuple[str, bytes, KeyEntry]]:
+    """Yield source and line, SHA-256 and metadata of each key of a source. Raise ConfigError as
+    `parse_keys`."""
+    for number, line in enumerate(text.text.splitlines(), 1):
+        where = f"{text.source}:{number}"
+        parsed = _parse_line(line, where, text.tenant)
+        if parsed is not None:
+            yield where, *parsed
+
+
+def _parse_line(line: str, where: str, tenant: str) -> tuple[bytes, KeyEntry] | None:
     """Return the SHA-256 and metadata of the key in a line, None if it has none. `tenant` is that of lines
     that name none. Raise ConfigError that says `where`, without the content."""
     first, *rest = line.partition("#")[0].split() or [""]
@@ -151,9 +156,9 @@ def _scopes(text: str | None, where: str) -> frozenset[Scope]:
     if text is None:
         return ALL_SCOPES
     names = text.split("+")
-    if any(name not in _SCOPES for name in names):
+    if any(name not in SCOPES for name in names):
         raise ConfigError(f"{where}: {_EXPECTED}")
-    return frozenset(_SCOPES[name] for name in names)
+    return frozenset(SCOPES[name] for name in names)
 
 
 def _moment(text: str, where: str) -> float:

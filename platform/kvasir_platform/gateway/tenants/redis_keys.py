@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.config.spec.tenants import DEFAULT_TENANT
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir_platform.gateway.identity.key_files import StoredKey
-from kvasir_platform.gateway.identity.keys import MAX_KEYS, KeyEntry, KeyText, key_line, parse_line
+from kvasir_platform.gateway.identity.keys import MAX_KEYS, KeyEntry, KeyText, key_line, parse_text
 from kvasir_platform.gateway.tenants.redis_connection import (
     RedisCommand,
     RedisConnection,
@@ -28,6 +29,7 @@ from kvasir_platform.gateway.tenants.redis_connection import (
     where,
 )
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 SOURCE = "gateway.api_keys_redis"
@@ -97,21 +99,18 @@ class RedisKeyStore:
 
     def keys(self) -> list[StoredKey]:
         """Return all keys."""
-        found = []
-        for line in asyncio.run(self._read()):
-            parsed = parse_line(line, SOURCE, DEFAULT_TENANT)
-            if parsed is not None:
-                found.append(StoredKey(*parsed, self._source))
-        return found
+        lines = self._ask(lambda connection: _lines(connection, _names(self._spec)[0]))
+        text = KeyText(SOURCE, DEFAULT_TENANT, "\n".join(lines))
+        return [StoredKey(hashed, entry, self._source) for _, hashed, entry in parse_text(text)]
 
     def add(self, hashed: bytes, entry: KeyEntry) -> str:
         """Store a key, or other metadata of it, and return where."""
-        asyncio.run(self._change(hashed, key_line(hashed, entry)))
+        self._change(hashed, key_line(hashed, entry))
         return self._source
 
     def remove(self, key: StoredKey) -> None:
         """Remove a key."""
-        asyncio.run(self._change(key.hashed, ""))
+        self._change(key.hashed, "")
 
     def replace(self, key: StoredKey, entry: KeyEntry) -> None:
         """Give a key other metadata."""
@@ -121,23 +120,19 @@ class RedisKeyStore:
     def _source(self) -> str:
         return f"redis {where(self._spec)}"
 
-    async def _read(self) -> Sequence[str]:
-        try:
-            async with connected(self._spec, _ANSWER_S) as connection, deadline(_ANSWER_S):
-                return await _lines(connection, _names(self._spec)[0])
-        except (RedisFailure, OSError) as error:
-            raise self._refused(error) from error
-
-    async def _change(self, hashed: bytes, line: str) -> None:
+    def _change(self, hashed: bytes, line: str) -> None:
         command = ("EVAL", _CHANGE, 2, *_names(self._spec), hashed.hex(), line)
-        try:
-            async with connected(self._spec, _ANSWER_S) as connection, deadline(_ANSWER_S):
-                await exchange(connection, [command])
-        except (RedisFailure, OSError) as error:
-            raise self._refused(error) from error
+        self._ask(lambda connection: exchange(connection, [command]))
 
-    def _refused(self, error: Exception) -> ConfigError:
-        return ConfigError(f"tenancy.redis {where(self._spec)}: {error}; nothing was changed")
+    def _ask(self, ask: Callable[[RedisConnection], Coroutine[Any, Any, _T]]) -> _T:
+        async def asked() -> _T:
+            async with connected(self._spec, _ANSWER_S) as connection, deadline(_ANSWER_S):
+                return await ask(connection)
+
+        try:
+            return asyncio.run(asked())
+        except (RedisFailure, OSError) as error:
+            raise ConfigError(f"tenancy.redis {where(self._spec)}: {error}; nothing was changed") from error
 
 
 def _names(spec: LimitsRedisSpec) -> tuple[str, str]:
