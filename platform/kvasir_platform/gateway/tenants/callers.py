@@ -26,7 +26,6 @@ from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
 _BATCH_TTFT_S = 3600.0
 
-
 if TYPE_CHECKING:
     from kvasir_platform.gateway.tenants.redis_keys import RedisKeySource
 
