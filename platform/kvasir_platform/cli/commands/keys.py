@@ -13,11 +13,10 @@ from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.output import CommandOutput, table
 from kvasir_platform.gateway.identity.identities import SCOPES
 from kvasir_platform.gateway.identity.key_files import StoredKey
-from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_line, new_key, time_text
+from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_id, key_line, new_key, time_text
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _ID = re.compile(r"[0-9a-f]{6,64}")
-_ID_CHARS = 12
 _MAX_DAYS = 36_500
 _DAY_S = 86_400.0
 _HEAD = ("ID", "TENANT", "SCOPES", "CREATED", "EXPIRES", "STATE", "STORED IN")
@@ -102,7 +101,7 @@ def keys_revoke(named: Sequence[str], store: KeyStore, output: CommandOutput) ->
     for key in found:
         store.remove(key)
         output.text(
-            f"{_id(key.hashed)} of tenant {key.entry.tenant} is revoked, within two seconds everywhere"
+            f"{key_id(key.hashed)} of tenant {key.entry.tenant} is revoked, within two seconds everywhere"
         )
     output.data([_data(key.hashed, key.entry, key.source) for key in found])
     return 0
@@ -125,7 +124,7 @@ def keys_rotate(wanted: Rotation, store: KeyStore, output: CommandOutput, now: d
     if wanted.days is None and old.entry.expires_s != float("inf"):
         if old.entry.created_s is None:
             raise ConfigError(
-                f"the line of key {_id(old.hashed)} has no created=, from which its lifetime would follow; "
+                f"the line of key {key_id(old.hashed)} says nothing of its lifetime, without created=; "
                 "give that of its successor with --days"
             )
         expires_s = now_s + (old.entry.expires_s - old.entry.created_s)
@@ -134,7 +133,7 @@ def keys_rotate(wanted: Rotation, store: KeyStore, output: CommandOutput, now: d
     key, hashed = _made()
     where = store.add(hashed, entry)
     store.replace(old, old.entry._replace(expires_s=until_s))
-    _print_key(key, hashed, entry, where, output, replaces=_id(old.hashed), until=_time(until_s))
+    _print_key(key, hashed, entry, where, output, replaces=key_id(old.hashed), until=_time(until_s))
     return 0
 
 
@@ -148,7 +147,7 @@ def _print_key(
 ) -> None:
     output.text(f"key   {key}")
     output.text(
-        f"id    {_id(hashed)}, of tenant {entry.tenant}, expires {_time(entry.expires_s)}, in {where}"
+        f"id    {key_id(hashed)}, of tenant {entry.tenant}, expires {_time(entry.expires_s)}, in {where}"
     )
     if more:
         output.text(f"      {more['replaces']}, which it replaces, expires {more['until']}")
@@ -184,10 +183,6 @@ def _scopes(names: tuple[str, ...]) -> frozenset[Scope]:
     return frozenset(SCOPES[name] for name in names) or ALL_SCOPES
 
 
-def _id(hashed: bytes) -> str:
-    return hashed.hex()[:_ID_CHARS]
-
-
 def _time(moment_s: float) -> str:
     return "never" if moment_s == float("inf") else time_text(moment_s)
 
@@ -199,7 +194,7 @@ def _state(entry: KeyEntry, now_s: float) -> str:
 def _row(key: StoredKey, now_s: float) -> tuple[str, ...]:
     entry = key.entry
     return (
-        _id(key.hashed),
+        key_id(key.hashed),
         entry.tenant,
         "all" if entry.scopes == ALL_SCOPES else ",".join(sorted(entry.scopes)),
         "-" if entry.created_s is None else _time(entry.created_s),
@@ -211,7 +206,7 @@ def _row(key: StoredKey, now_s: float) -> tuple[str, ...]:
 
 def _data(hashed: bytes, entry: KeyEntry, source: str) -> dict[str, object]:
     return {
-        "id": _id(hashed),
+        "id": key_id(hashed),
         "tenant": entry.tenant,
         "scopes": sorted(entry.scopes),
         "created": None if entry.created_s is None else _time(entry.created_s),

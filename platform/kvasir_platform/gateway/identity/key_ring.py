@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.gateway.identity.identities import Identity
-from kvasir_platform.gateway.identity.keys import KeyText, parse_keys
+from kvasir_platform.gateway.identity.keys import KeyText, key_id, parse_keys
 
 _log = logging.getLogger(__name__)
-
-_NAME_DIGITS = 12
 
 
 class KeyRing:
@@ -67,8 +65,7 @@ class KeyRing:
     def _ring(self, texts: list[KeyText]) -> Mapping[bytes, Identity]:
         keys = parse_keys(texts, self._tenants)
         return {
-            self.digest(hashed): entry.identity._replace(key=hashed.hex()[:_NAME_DIGITS])
-            for hashed, entry in keys.items()
+            self.digest(hashed): entry.identity._replace(key=key_id(hashed)) for hashed, entry in keys.items()
         }
 
     def _mark(self, texts: list[KeyText]) -> bytes:

@@ -26,6 +26,7 @@ _HASH = re.compile(r"[0-9a-fA-F]{64}")
 MAX_KEYS = 100_000
 _MAX_BYTES = 32 << 20
 _MAX_FILES = 1000
+_ID_DIGITS = 12
 _MAX_FIELD_CHARS = 128
 _FIELDS = frozenset(("tenant", "expires", "created", "scopes"))
 _EXPECTED = (
@@ -65,6 +66,11 @@ def new_key() -> str:
 def hash_of(key: str) -> bytes:
     """Return the SHA-256 of a key, by which it is stored."""
     return hashlib.sha256(key.encode()).digest()
+
+
+def key_id(hashed: bytes) -> str:
+    """Return the name of the key with this SHA-256: the begin of it."""
+    return hashed.hex()[:_ID_DIGITS]
 
 
 def key_line(hashed: bytes, entry: KeyEntry) -> str:
