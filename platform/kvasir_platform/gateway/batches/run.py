@@ -134,6 +134,7 @@ class BatchRun:
             return True
         if not await self._prepared():
             return True
+        await self._check()
         watch = asyncio.create_task(self._watch(), name="batch watch")
         try:
             await self._execute()
@@ -307,23 +308,25 @@ class BatchRun:
     # -- the end
 
     async def _watch(self) -> None:
-        """Notice that the batch is cancelled or expired, or that another process has its lease."""
-        context = self._context
+        """Check at intervals, and after `look`."""
         while self._over is None:
+            await set_within(self._look, _WATCH_S, self._context.clock)
             self._look.clear()
-            if context.wall() >= self._batch.expires_at:
-                self._end_as("expired")
-                return
-            try:
-                if not await self._context.later(lambda: context.lease.keep(self._name)):
-                    self._end_as("lost")
-                elif await self._context.later(
-                    lambda: context.batches.cancelled_at(self._tenant, self._name)
-                ):
-                    self._end_as("cancelled")
-            except CapacityError as error:
-                _log.warning("%s: %s", self._name, error.message)
-            await set_within(self._look, _WATCH_S, context.clock)
+            await self._check()
+
+    async def _check(self) -> None:
+        """End if the batch is cancelled or expired, or if another process has its lease."""
+        context = self._context
+        if context.wall() >= self._batch.expires_at:
+            self._end_as("expired")
+            return
+        try:
+            if not await context.later(lambda: context.lease.keep(self._name)):
+                self._end_as("lost")
+            elif await context.later(lambda: context.batches.cancelled_at(self._tenant, self._name)):
+                self._end_as("cancelled")
+        except CapacityError as error:
+            _log.warning("%s: %s", self._name, error.message)
 
     def _end_as(self, why: BatchEnd | Literal["stopped", "lost"]) -> None:
         if self._over is None or why == "lost":

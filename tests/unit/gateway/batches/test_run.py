@@ -220,6 +220,21 @@ async def test_a_process_that_stops_leaves_the_rest_to_the_next(tmp_path: Path) 
     assert bench.shown().request_counts.completed == 5
 
 
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_no_line_starts_of_a_batch_that_ended_while_nobody_worked_on_it(
+    tmp_path: Path, end: str
+) -> None:
+    bench = Bench(tmp_path)
+    if end == "cancelled":
+        bench.batches.cancel("t", NAME)
+    else:
+        bench.now_s += 3601
+    assert await bench.run(5).run()
+    shown = bench.shown()
+    assert (shown.status, bench.exchanges) == (end, [])
+    assert {row["error"]["code"] for row in bench.rows(shown.error_file_id)} == {f"batch_{end}"}
+
+
 async def test_a_batch_whose_file_is_gone_fails(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.files.remove("t", FILE)
