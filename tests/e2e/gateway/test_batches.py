@@ -383,6 +383,7 @@ async def test_open_batches_are_limited(tmp_path: Path) -> None:
         ({"endpoint": "/v1/images"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "99d"}, "completion_window"),
+        ({"metadata": {"note": "x" * 513}}, "metadata"),
     ],
 )
 async def test_a_batch_that_cannot_be_is_refused(tmp_path: Path, fields: dict[str, Any], param: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from kvasir_platform.gateway.openai.schema.limits import MAX_METADATA, NotServed
+from kvasir_platform.gateway.openai.schema.limits import Metadata, NotServed
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 EMBEDDINGS = "/v1/embeddings"
@@ -24,7 +24,6 @@ BatchStatus = Literal[
     "cancelled",
 ]
 FINAL = frozenset(("failed", "completed", "expired", "cancelled"))
-Metadata = Annotated[dict[str, str], Meta(max_length=MAX_METADATA)]
 
 
 class FileObject(Struct, kw_only=True):

@@ -61,6 +61,10 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKEN_IDS)
 Hint = Annotated[str, Meta(max_length=MAX_HINT)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 FunctionName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/\-]+$")]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=MAX_METADATA),
+]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 JsonObject = dict[str, Any]
 Variables = Annotated[JsonObject, Meta(max_length=MAX_KWARGS)]

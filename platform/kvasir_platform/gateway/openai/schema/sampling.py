@@ -9,13 +9,13 @@ from msgspec import Meta, Struct
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_BAD_WORDS,
     MAX_CHOICES,
-    MAX_METADATA,
     MAX_STOP,
     Alternatives,
     Count,
     Hint,
     JsonObject,
     Long,
+    Metadata,
     ModelName,
     NotServed,
     Penalty,
@@ -67,13 +67,7 @@ class CommonFields(Struct, kw_only=True, frozen=True):
     prompt_cache_key: Hint | None = None
 
     #: Accepted and ignored by the server; responses repeat it.
-    metadata: (
-        Annotated[
-            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
-            Meta(max_length=MAX_METADATA),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     #: Accepted and ignored.
     prompt_cache_retention: Hint | None = None
 
