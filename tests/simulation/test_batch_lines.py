@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Iterator
 from random import Random
 
@@ -94,12 +95,14 @@ class Play:
                     number = next(left, None)
             await clock.sleep(0.005)
 
-    def _request(self, cluster: Cluster, name: str, tokens: object, output: int, priority: int) -> Request:
+    def _request(
+        self, cluster: Cluster, name: str, tokens: array[int], output: int, priority: int
+    ) -> Request:
         sampling = Sampling(max_tokens=output, temperature=0.0, ignore_eos=True)
         return Request(
             name,
             cluster.deployment.model.name,
-            tokens,  # type: ignore[arg-type]
+            tokens,
             sampling,
             arrival_s=cluster.clock.now(),
             priority=priority,
