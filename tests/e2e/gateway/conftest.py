@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 from tests.kit.engines.vllm_reference import Reference, reference
+from tests.kit.gateway.http_edge import listening
 from tests.kit.gateway.scripted_router import ScriptedRouter
 from tests.kit.stack import ADAPTER, CONTEXT
 
@@ -170,13 +171,8 @@ async def running(
     ]
     models = ModelTable(made if capabilities is None else [replace(made[0], capabilities=capabilities)])
     gateway = make_gateway(deployment, router, clock, metrics, models, spans=spans)
-    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
-    host, port = await started
-    async with AsyncExitStack() as clients:
-        yield Edge(gateway, router, metrics, host, port, serving, clients)
-    gateway.stop()
-    await serving
+    async with listening(gateway) as at, AsyncExitStack() as clients:
+        yield Edge(gateway, router, metrics, *at, clients)
 
 
 @pytest_asyncio.fixture
@@ -238,13 +234,11 @@ async def product(tokenizer: ModelTokenizer) -> AsyncIterator[Product]:
     metrics.track_index(cluster.router.index_stats)
     models = ModelTable([EdgeModel.of(deployment, tokenizer)])
     gateway = make_gateway(deployment, cluster.router, clock, metrics, models)
-    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
-    host, port = await started
-    async with openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client:
+    async with (
+        listening(gateway) as (host, port, _),
+        openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client,
+    ):
         yield Product(cluster, client, f"{host}:{port}")
-    gateway.stop()
-    await serving
     await cluster.rest()
     await cluster.close()
 

@@ -19,6 +19,7 @@ import pytest
 from tests.e2e.gateway.conftest import POOLS, Product, Reply, read_reply
 from tests.e2e.gateway.test_console import rows
 from tests.kit.browser.tab import opened_tab
+from tests.kit.gateway.http_edge import listening
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment, GatewaySpec
@@ -86,13 +87,11 @@ async def charged(
     metrics.track_costs(costs.figures)
     models = ModelTable([EdgeModel.of(deployment, tokenizer)])
     gateway = make_gateway(deployment, cluster.router, clock, metrics, models, costs=costs)
-    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
-    host, port = await started
-    async with openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client:
+    async with (
+        listening(gateway) as (host, port, _),
+        openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client,
+    ):
         yield Charged(cluster, client, f"{host}:{port}", costs, metrics)
-    gateway.stop()
-    await serving
     await cluster.rest()
     await cluster.close()
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from tests.kit.gateway.scripted_router import ScriptedRouter
 
@@ -43,6 +44,29 @@ def models_of(deployment: Deployment) -> ModelTable:
     return ModelTable([EdgeModel.of(view, TokenizerPool(_tokenizer())) for view in deployment.views()])
 
 
+class Listening(NamedTuple):
+    """Where a gateway listens, and what it runs in."""
+
+    host: str
+    port: int
+    serving: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def listening(gateway: Gateway, listen: socket.socket | None = None) -> AsyncIterator[Listening]:
+    """Serve until the context ends."""
+    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(gateway.serve(listen, lambda host, port: started.set_result((host, port))))
+    await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    try:
+        yield Listening(*started.result(), task)
+    finally:
+        gateway.stop()
+        await task
+
+
 @asynccontextmanager
 async def serving(
     spec: GatewaySpec | None = None, *, listen: socket.socket | None = None, **parts: object
@@ -55,14 +79,5 @@ async def serving(
     router = ScriptedRouter(clock)
     metrics = make_metrics(deployment)
     gateway = make_gateway(deployment, router, clock, metrics, models_of(deployment))
-    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(gateway.serve(listen, lambda host, port: started.set_result((host, port))))
-    await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        await task
-    host, port = started.result()
-    try:
+    async with listening(gateway, listen) as (host, port, _):
         yield Edge(gateway, router, metrics, host, port)
-    finally:
-        gateway.stop()
-        await task

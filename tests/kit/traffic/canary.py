@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 from tests.kit.clocks import StillClock
-from tests.kit.gateway.http_edge import models_of
+from tests.kit.gateway.http_edge import listening, models_of
 from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 
 from kvasir.config.spec.deployment import Deployment, GatewaySpec
@@ -117,18 +117,11 @@ async def routed(
     rollouts = Rollouts(deployment.routes, store or MemoryRollouts(), clock, clock.now)
     router.on_summary = rollouts.ended
     gateway = make_gateway(deployment, router, clock, metrics, models_of(deployment), rollouts=rollouts)
-    started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(gateway.serve(None, lambda host, port: started.set_result((host, port))))
-    await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        await task
-    host, port = started.result()
-    try:
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=20) as client:
-            known = {"kvasir-tiny": Engine(), "second": Engine()} | (engines or {})
-            edge = RoutedEdge(client, router, metrics, rollouts, clock, known)
-            router.script = edge.answer
-            yield edge
-    finally:
-        gateway.stop()
-        await task
+    async with (
+        listening(gateway) as (host, port, _),
+        httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=20) as client,
+    ):
+        known = {"kvasir-tiny": Engine(), "second": Engine()} | (engines or {})
+        edge = RoutedEdge(client, router, metrics, rollouts, clock, known)
+        router.script = edge.answer
+        yield edge
