@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,17 @@ SUMS = WorkSums(2.0, 100.0, 40.0, 20.0, 0.125, 0.5, 0.0625, 0.03, 0.1)
 WORKER = WorkerHour(HOUR, "decode", "decode-1", "router-a", 0.0, 60.0, 12.5, 2.0, 5.98)
 
 Make = Callable[[], CostStore]
+
+
+@contextmanager
+def limited_pages(store: SqliteCosts) -> Iterator[None]:
+    """Let the file not grow, as on a full disk."""
+    file = store._file
+    (pages,) = file.execute("PRAGMA page_count").fetchone()
+    (before,) = file.execute("PRAGMA max_page_count").fetchone()
+    file.execute(f"PRAGMA max_page_count = {pages}")
+    yield
+    file.execute(f"PRAGMA max_page_count = {before}")
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +142,20 @@ def test_a_file_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     path.write_text("not a database, but a text that is long enough to look like one\n" * 100)
     with pytest.raises(ConfigError, match="name a file that can be written"):
         SqliteCosts(path)
+
+
+async def test_a_full_disk_is_named_and_the_batch_can_be_sent_again(tmp_path: Path) -> None:
+    path = tmp_path / "costs.sqlite"
+    store = SqliteCosts(path)
+    await store.add(CostBatch("router-a", 1, {SHOP: SUMS}, []))
+    batch = CostBatch("router-a", 2, {SHOP._replace(key=f"{n:0200d}"): SUMS for n in range(100)}, [])
+    with limited_pages(store):
+        for _ in range(2):
+            with pytest.raises(UpstreamError, match="database or disk is full"):
+                await store.add(batch)
+    await store.add(batch)
+    assert len((await store.read(HOUR, HOUR + HOUR_S)).work) == 101
+    await store.close()
 
 
 async def test_a_server_that_is_gone_is_an_error_and_is_found_again(tmp_path: Path) -> None:

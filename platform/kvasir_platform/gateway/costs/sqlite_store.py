@@ -108,10 +108,12 @@ def _add(file: sqlite3.Connection, batch: CostBatch) -> None:
             )
             file.executemany(_ADD, [(*group, *sums) for group, sums in batch.work.items()])
             file.executemany(_REPLACE, batch.workers)
+        file.execute("COMMIT")
     except BaseException:
-        file.execute("ROLLBACK")
+        # A full disk has ended the transaction, and its error must not be replaced by one that says so.
+        if file.in_transaction:
+            file.execute("ROLLBACK")
         raise
-    file.execute("COMMIT")
 
 
 def _read(file: sqlite3.Connection, since: int, until: int) -> CostRecords:
