@@ -401,13 +401,13 @@ async def test_every_hit_of_salted_and_adapted_prompts_on_two_ranks_is_foreseen(
         assert identity.hardware.devices == 2
         seen: list[tuple[list[int], int, str, str | None]] = []
         hits = 0
-        for _ in range(40):
+        for _ in range(80):
             rank, salt, adapter = rng.randrange(2), rng.choice(["", "s"]), rng.choice([None, "ad"])
             prompt: list[int] = []
             if seen and rng.random() < 0.7:
                 head, rank, salt, adapter = rng.choice(seen[-6:])
                 prompt = head[: rng.randrange(1, len(head))]
-            prompt = (prompt + prompts.fresh(rng.randrange(40, 200)))[:400]
+            prompt = (prompt + prompts.fresh(rng.randrange(1, 120)))[:400]
             predicted, cached, context = await watched.ask(prompt, rank, salt, adapter)
             assert cached == predicted
             hits += cached > 0
