@@ -21,6 +21,7 @@ class Reference:
 
     def __init__(self, folder: Path, adapter: Path, *, max_model_len: int) -> None:
         from vllm import LLM
+        from vllm.envs import disable_envs_cache
         from vllm.lora.request import LoRARequest
 
         self._adapter = LoRARequest("adapter", 1, str(adapter))
@@ -36,6 +37,8 @@ class Reference:
             max_lora_rank=8,
             disable_log_stats=True,
         )
+        # Other tests of this process set variables of their own while the engine is there.
+        disable_envs_cache()
 
     def generate(self, prompt: Sequence[int], *, adapted: bool = False, **sampling: Any) -> Any:
         """The RequestOutput for token ids; `sampling` are vLLM's SamplingParams."""
@@ -50,11 +53,8 @@ class Reference:
         return done
 
     def close(self) -> None:
-        """Stop the engine. Later tests of this process set variables of their own."""
-        from vllm.envs import disable_envs_cache
-
+        """Stop the engine."""
         self._llm.llm_engine.engine_core.shutdown()
-        disable_envs_cache()
 
 
 @contextmanager
