@@ -2,31 +2,54 @@
 
     python -m load_tests.report load_tests/reports/foundation.json
 
-regenerates the table from the JSON.
+regenerates the table from the JSON. A report lists its runs, and each row names the run that measured it:
+when some rows are measured again, the others keep theirs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
+import re
+import shlex
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
 REPORTS = Path(__file__).parent / "reports"
+UNKNOWN = "unknown"
+CHANGES = "+changes"
+"""Ends the commit of a run whose checkout had changes that no commit has."""
 _WRITTEN = ("load_tests/reports", "docs/MODELS.md")
+_ENGINE_PACKAGES = ("vllm", "torch", "ray", "nixl")
+_FOLDERS = re.compile(r"(^|[=,])[^=,]*/")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What measured a row: the commit, the day (UTC, YYYY-MM-DD), the machine, and the command line with the
+    CPUs that it might use and the packages that matter. What is not known is `unknown: REASON`."""
+
+    commit: str
+    date: str
+    machine: str
+    configuration: str
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One figure. `peer` is the same figure of a peer or a floor in the same run, and `ratio` is value/peer.
-    With `seeds` the row can be reproduced. `commit` is what was measured; empty until the row is written."""
+    With `seeds` the row can be reproduced. `run` is what measured it; None until the row is written."""
 
     name: str
     value: float
@@ -39,7 +62,7 @@ class Row:
     spread: tuple[float, float] | None = None
     note: str = ""
     seeds: tuple[int, ...] = ()
-    commit: str = ""
+    run: Run | None = None
 
     @property
     def met(self) -> bool | None:
@@ -62,16 +85,29 @@ def median(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return statistics.median(samples), (min(samples), max(samples))
 
 
-def write(name: str, command: str, rows: Sequence[Row], commit: str = "") -> Path:
-    """Write NAME.json and NAME.md; return the path of the JSON. `commit` is what was measured, by default the
-    checkout as it is. Rows that were read from a report keep theirs."""
-    commit = commit or checkout()
-    report = {
-        "command": command,
-        "commit": commit,
-        "machine": machine(),
-        "rows": [asdict(row) | {"commit": row.commit or commit, "met": row.met} for row in rows],
-    }
+def this_run(commit: str = "", settings: str = "") -> Run:
+    """The run of this process. `commit` is what is measured, by default the checkout as it is; `settings` is
+    what the command line does not say."""
+    return Run(
+        commit or checkout(),
+        datetime.now(UTC).date().isoformat(),
+        machine(),
+        configuration(sys.orig_argv[1:], settings),
+    )
+
+
+def write(name: str, command: str, rows: Sequence[Row], commit: str = "", *, settings: str = "") -> Path:
+    """Write NAME.json and NAME.md; return the path of the JSON. `command` makes all rows; `commit` and
+    `settings` are those of `this_run`. Rows that were read from a report keep their run."""
+    here = this_run(commit, settings)
+    runs: list[Run] = []
+    stored = []
+    for row in rows:
+        run = row.run or here
+        if run not in runs:
+            runs.append(run)
+        stored.append(asdict(row) | {"run": runs.index(run), "met": row.met})
+    report = {"command": command, "runs": [asdict(run) for run in runs], "rows": stored}
     path = REPORTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
@@ -80,47 +116,72 @@ def write(name: str, command: str, rows: Sequence[Row], commit: str = "") -> Pat
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a report with the commit of each, or none if it does not exist."""
+    """The rows of a report with the run of each, or none if it does not exist."""
     if not path.exists():
         return []
-    found = []
     report = json.loads(path.read_text())
+    found = []
     for stored in report["rows"]:
         values = {key: stored[key] for key in Row.__slots__ if key in stored}
-        values["commit"] = stored.get("commit") or report.get("commit", "")
+        values["run"] = _run_of(report, stored)
         values["seeds"] = tuple(stored.get("seeds", ()))
         values["spread"] = None if stored.get("spread") is None else tuple(stored["spread"])
         found.append(Row(**values))
     return found
 
 
+def _run_of(report: dict[str, Any], stored: dict[str, Any]) -> Run:
+    if "runs" in report:
+        return Run(**report["runs"][stored["run"]])
+    # A checkout of an older commit writes one commit and machine for all rows.
+    return Run(
+        stored.get("commit") or report["commit"],
+        f"{UNKNOWN}: the report has no dates",
+        report["machine"],
+        f"{UNKNOWN}: the report has the command alone, {report['command']}",
+    )
+
+
 def render(path: Path) -> Path:
-    """Write the table beside a report."""
-    report = json.loads(path.read_text())
-    lines = [
-        f"# {path.stem}",
-        "",
-        f"`{report['command']}` at commit `{report['commit']}` on {report['machine']}.",
-        "",
-        "| figure | value | spread | better | target | peer | ratio | met |",
-        "| --- | ---: | --- | --- | ---: | ---: | ---: | --- |",
-    ]
-    lines += [_line(row) for row in report["rows"]]
-    notes = [f"- {row['name']}: {note}" for row in report["rows"] if (note := _note(row, report["commit"]))]
-    if notes:
-        lines += ["", "Notes", "", *notes]
+    """Write the page beside a report, and return its path."""
     table = path.with_suffix(".md")
-    table.write_text("\n".join(lines) + "\n")
+    table.write_text(page(json.loads(path.read_text()), path.stem))
     return table
 
 
-def _note(row: dict[str, Any], commit: str) -> str:
-    own = row.get("commit") or commit
-    at = "" if own == commit else f"measured at `{own}`"
-    return "; ".join(each for each in (at, row.get("note")) if each)
+def page(report: dict[str, Any], name: str) -> str:
+    """The table of a stored report. Rows name their run by its number if there are several."""
+    several = len(report["runs"]) > 1
+    columns = ["figure", "value", "spread", "better", "target", "peer", "ratio", "met"]
+    places = ["---", "---:", "---", "---", "---:", "---:", "---:", "---"]
+    if several:
+        columns.append("run")
+        places.append("---:")
+    lines = [f"# {name}", "", *_runs(report), "", _cells(columns), _cells(places)]
+    lines += [_line(row, several=several) for row in report["rows"]]
+    notes = [f"- {row['name']}: {row['note']}" for row in report["rows"] if row.get("note")]
+    if notes:
+        lines += ["", "Notes", "", *notes]
+    return "\n".join(lines) + "\n"
 
 
-def _line(row: dict[str, object]) -> str:
+def _runs(report: dict[str, Any]) -> list[str]:
+    runs = [Run(**each) for each in report["runs"]]
+    if len(runs) == 1:
+        (run,) = runs
+        about = (
+            f"Commit `{run.commit}`, date {run.date}, on {run.machine}. Configuration: {run.configuration}."
+        )
+        return [f"`{report['command']}`", "", about]
+    table = [
+        _cells([str(number), f"`{run.commit}`", run.date, run.machine, run.configuration])
+        for number, run in enumerate(runs, 1)
+    ]
+    head = _cells(["run", "commit", "date", "machine", "configuration"])
+    return [f"`{report['command']}`", "", head, _cells(["---:", *["---"] * 4]), *table]
+
+
+def _line(row: dict[str, Any], *, several: bool) -> str:
     met = "" if row.get("met") is None else "yes" if row["met"] else "**no**"
     spread = row.get("spread")
     shown = f"{_figure(spread[0])} – {_figure(spread[1])}" if isinstance(spread, list) else ""
@@ -136,8 +197,13 @@ def _line(row: dict[str, object]) -> str:
         _figure(row.get("peer")),
         _figure(row.get("ratio")),
         met,
+        *([str(row["run"] + 1)] if several else []),
     ]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return _cells(cells)
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _figure(value: object) -> str:
@@ -147,10 +213,10 @@ def _figure(value: object) -> str:
 def checkout(folder: Path = Path(__file__).parent) -> str:
     """The commit of the checkout with `folder`, with `+changes` if files differ from it, other than those
     that benchmarks write."""
-    commit = _git(folder, "rev-parse", "--short", "HEAD") or "unknown"
+    commit = _git(folder, "rev-parse", "--short", "HEAD") or UNKNOWN
     written = [f":(top,exclude){path}" for path in _WRITTEN]
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top)", *written)
-    return f"{commit}+changes" if changed else commit
+    return f"{commit}{CHANGES}" if changed else commit
 
 
 def _git(folder: Path, *arguments: str) -> str:
@@ -169,6 +235,19 @@ def machine() -> str:
                 break
     memory = psutil.virtual_memory().total / 2**30
     return f"{psutil.cpu_count()} cores of {model}, {memory:.0f} GiB, Python {platform.python_version()}"
+
+
+def configuration(arguments: Sequence[str], settings: str = "") -> str:
+    """How a run was configured, as text: its command line without the folders of files, the CPUs that it may
+    use, the versions of what runs engines, and `settings`."""
+    command = shlex.join(_FOLDERS.sub(r"\1", each) for each in arguments)
+    cpus = len(os.sched_getaffinity(0))
+    versions = []
+    for package in _ENGINE_PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    parts = (f"python {command}", f"{cpus} usable CPUs", ", ".join(versions), settings)
+    return "; ".join(filter(None, parts))
 
 
 if __name__ == "__main__":

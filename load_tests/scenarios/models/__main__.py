@@ -22,7 +22,7 @@ from tests.kit.models.maker import make_adapter, make_model
 
 from kvasir.checkpoint.kv_movement import kv_movement
 from kvasir.checkpoint.model_config import read_model_config
-from load_tests.report import REPORTS, checkout, machine, read, write
+from load_tests.report import REPORTS, machine, read, this_run, write
 from load_tests.scenarios.models.engines import MARK, Generated
 from load_tests.scenarios.models.kept import Cells, all_cells, keep, kept_file, to_rows
 from load_tests.scenarios.models.results import Cell, equal_tokens, moved, served_again, together
@@ -46,7 +46,7 @@ def main() -> None:
             if options.again or not kept_file(_KEPT, model.name, part).exists():
                 print(f"{model.name}: {part}", flush=True)
                 cells = _on_engines(model) if part == "engines" else _under_up(model)
-                keep(_KEPT, model.name, part, cells, checkout())
+                keep(_KEPT, model.name, part, cells, this_run())
         _report()
 
 

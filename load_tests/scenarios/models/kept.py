@@ -13,7 +13,7 @@ from typing import get_args
 
 from tests.kit.models.architectures import MODELS
 
-from load_tests.report import Row
+from load_tests.report import Row, Run
 from load_tests.scenarios.models.results import COLUMNS, Cell, Verdict
 
 PARTS = {"engines": COLUMNS[:5], "up": COLUMNS[5:]}
@@ -24,24 +24,24 @@ Cells = dict[str, Cell]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCell:
-    """A cell of `model` and the commit at which it was measured."""
+    """A cell of `model` and the run that measured it."""
 
     model: str
     column: str
     cell: Cell
-    commit: str
+    run: Run
 
 
-def keep(folder: Path, model: str, part: str, cells: Cells, commit: str) -> None:
-    """Write the cells of one part; the report may be made at another commit."""
+def keep(folder: Path, model: str, part: str, cells: Cells, run: Run) -> None:
+    """Write the cells of one part; the report may be made in another run."""
     folder.mkdir(parents=True, exist_ok=True)
-    shown = {"commit": commit, "cells": {column: asdict(cell) for column, cell in cells.items()}}
+    shown = {"run": asdict(run), "cells": {column: asdict(cell) for column, cell in cells.items()}}
     kept_file(folder, model, part).write_text(json.dumps(shown, indent=1) + "\n")
 
 
 def kept_file(folder: Path, model: str, part: str) -> Path:
     """Return the file of one part of one model."""
-    return folder / f"{model}.{part}.json"
+    return folder / f"{model}.{part}.cells.json"
 
 
 def all_cells(folder: Path, report: Iterable[Row]) -> list[MeasuredCell]:
@@ -59,7 +59,7 @@ def all_cells(folder: Path, report: Iterable[Row]) -> list[MeasuredCell]:
             for column in columns:
                 found.pop((model.name, column), None)
             for column, cell in stored["cells"].items():
-                measured = MeasuredCell(model.name, column, Cell(**cell), stored["commit"])
+                measured = MeasuredCell(model.name, column, Cell(**cell), Run(**stored["run"]))
                 found[model.name, column] = measured
     places = [(model.name, column) for model in MODELS for column in COLUMNS]
     return [found[place] for place in places if place in found]
@@ -74,17 +74,17 @@ def to_rows(cells: Sequence[MeasuredCell]) -> list[Row]:
             "works",
             "higher",
             note=": ".join(filter(None, (each.cell.verdict, each.cell.note))),
-            commit=each.commit,
+            run=each.run,
         )
         for each in cells
     ]
 
 
 def _from_row(row: Row) -> MeasuredCell:
-    """Raises ValueError for a row that this program did not write."""
+    """Raise ValueError for a row that this program did not write."""
     model, _, column = row.name.partition(", ")
     verdict, _, note = row.note.partition(": ")
     for known in get_args(Verdict):
-        if verdict == known:
-            return MeasuredCell(model, column, Cell(known, note), row.commit)
-    raise ValueError(f"{row.name}: the note names no verdict: {row.note[:40]}")
+        if verdict == known and row.run is not None:
+            return MeasuredCell(model, column, Cell(known, note), row.run)
+    raise ValueError(f"{row.name}: the note names no verdict, or there is no run: {row.note[:40]}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from load_tests.report import REPORTS, checkout, read
+from load_tests.report import REPORTS, Run, checkout, read
 from load_tests.scenarios.models.engines import LENGTHS, Generated
 from load_tests.scenarios.models.kept import MeasuredCell, all_cells, keep, to_rows
 from load_tests.scenarios.models.results import Cell, Verdict, equal_tokens, moved, served_again, together
@@ -24,6 +24,7 @@ from kvasir_platform.cli.common.progress import ProgressDisplay, explain
 from kvasir_platform.cluster.local.supervisor import StartProgress
 
 PROMPTS = len(LENGTHS)
+OLDER, OLD, NEW = (Run(commit, "2026-01-02", "a machine", "python -m models") for commit in ("a", "b", "c"))
 PLAIN = Generated(
     tokens=[[1, 2]] * PROMPTS,
     logprobs=[[{1: -0.5}, {2: -0.25}]] * PROMPTS,
@@ -75,32 +76,32 @@ def test_the_worst_of_several_counts(verdicts: tuple[Verdict, ...], worst: Verdi
     assert together([Cell(verdict) for verdict in verdicts]).verdict == worst
 
 
-def test_models_that_are_not_run_keep_their_cells_and_commits_in_a_fresh_checkout(tmp_path: Path) -> None:
+def test_models_that_are_not_run_keep_their_cells_and_runs_in_a_fresh_checkout(tmp_path: Path) -> None:
     report = to_rows(
         [
-            MeasuredCell("llama", "aggregated", Cell("yes"), "old"),
-            MeasuredCell("llama", "tools", Cell("no", "400: no template"), "old"),
-            MeasuredCell("gpt2", "tiers", Cell("partly", "nothing came: from the tier"), "older"),
+            MeasuredCell("llama", "aggregated", Cell("yes"), OLD),
+            MeasuredCell("llama", "tools", Cell("no", "400: no template"), OLD),
+            MeasuredCell("gpt2", "tiers", Cell("partly", "nothing came: from the tier"), OLDER),
         ]
     )
-    keep(tmp_path, "qwen2", "engines", {"aggregated": Cell("not moved", "why")}, "new")
-    qwen2 = MeasuredCell("qwen2", "aggregated", Cell("not moved", "why"), "new")
+    keep(tmp_path, "qwen2", "engines", {"aggregated": Cell("not moved", "why")}, NEW)
+    qwen2 = MeasuredCell("qwen2", "aggregated", Cell("not moved", "why"), NEW)
     found = all_cells(tmp_path, report)
     assert found == [
-        MeasuredCell("llama", "aggregated", Cell("yes"), "old"),
-        MeasuredCell("llama", "tools", Cell("no", "400: no template"), "old"),
+        MeasuredCell("llama", "aggregated", Cell("yes"), OLD),
+        MeasuredCell("llama", "tools", Cell("no", "400: no template"), OLD),
         qwen2,
-        MeasuredCell("gpt2", "tiers", Cell("partly", "nothing came: from the tier"), "older"),
+        MeasuredCell("gpt2", "tiers", Cell("partly", "nothing came: from the tier"), OLDER),
     ]
     assert all_cells(tmp_path / "removed", to_rows(found)) == found
 
 
 def test_a_part_that_is_run_again_replaces_its_cells_and_no_others(tmp_path: Path) -> None:
-    report = to_rows([MeasuredCell("llama", column, Cell("yes"), "old") for column in ("tiers", "tools")])
-    keep(tmp_path, "llama", "engines", {"plain vLLM": Cell("no", "no kernel")}, "new")
+    report = to_rows([MeasuredCell("llama", column, Cell("yes"), OLD) for column in ("tiers", "tools")])
+    keep(tmp_path, "llama", "engines", {"plain vLLM": Cell("no", "no kernel")}, NEW)
     assert all_cells(tmp_path, report) == [
-        MeasuredCell("llama", "plain vLLM", Cell("no", "no kernel"), "new"),
-        MeasuredCell("llama", "tools", Cell("yes"), "old"),
+        MeasuredCell("llama", "plain vLLM", Cell("no", "no kernel"), NEW),
+        MeasuredCell("llama", "tools", Cell("yes"), OLD),
     ]
 
 

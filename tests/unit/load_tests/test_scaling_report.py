@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from load_tests.report import Row
+from load_tests.report import Row, Run
 from load_tests.scenarios.scaling import merged
 from load_tests.scenarios.start_up import rows
 
 
 def row(name: str, value: float, commit: str = "") -> Row:
-    return Row(name, value, "s", "lower", commit=commit)
+    run = Run(commit, "2026-01-02", "a machine", "python -m scaling") if commit else None
+    return Row(name, value, "s", "lower", run=run)
 
 
-def test_rows_that_were_not_measured_keep_place_value_and_commit() -> None:
+def test_rows_that_were_not_measured_keep_place_value_and_run() -> None:
     kept = [row("a", 1, "old"), row("b", 2, "old"), row("c", 3, "old")]
     assert merged(kept, [row("b", 5), row("d", 6)]) == [kept[0], row("b", 5), kept[2], row("d", 6)]
 
