@@ -1,0 +1,82 @@
+"""Tables of the suite for a terminal: the state of all reports, and the rows that miss their target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from load_tests.report import Row
+from load_tests.suite.freshness import Freshness
+from load_tests.suite.run import Outcome
+
+_MOST_COMMITS = 2
+
+
+def state_table(states: Sequence[Freshness], now: datetime) -> list[str]:
+    """One line for each report: rows, age, commits, minutes, and whether it is fresh, with the reason."""
+    lines = [("report", "rows", "age", "commit", "minutes", "state")]
+    for each in states:
+        declared = len(each.scenario.rows)
+        have = f"{each.rows}" if not each.missing else f"{declared - len(each.missing)} of {declared}"
+        commits = ", ".join(each.commits[:_MOST_COMMITS]) + (
+            ", …" if len(each.commits) > _MOST_COMMITS else ""
+        )
+        why = "; ".join(each.stale.values())
+        state = "fresh" if each.fresh else f"stale: {why}"
+        lines.append(
+            (each.scenario.report, have, _age(each.oldest, now), commits, f"{each.scenario.minutes}", state)
+        )
+    return aligned(lines)
+
+
+def state_json(states: Sequence[Freshness], now: datetime) -> list[dict[str, object]]:
+    """The same for programs."""
+    return [
+        {
+            "report": each.scenario.report,
+            "rows": each.rows,
+            "missing": list(each.missing),
+            "undeclared": list(each.undeclared),
+            "commits": list(each.commits),
+            "age_days": None if each.oldest is None else (now - each.oldest).total_seconds() / 86400,
+            "minutes": each.scenario.minutes,
+            "fresh": each.fresh,
+            "stale": dict(each.stale),
+        }
+        for each in states
+    ]
+
+
+def missed_table(reports: Mapping[str, Sequence[Row]]) -> list[str]:
+    """The rows whose target is missed."""
+    lines = [("report", "row", "value", "target")]
+    for report, rows in reports.items():
+        for row in rows:
+            if row.met is False:
+                value, target = f"{row.value:.4g} {row.unit}", row.target
+                if row.target_ratio is not None and row.ratio is not None:
+                    value, target = f"ratio {row.ratio:.3g}", row.target_ratio
+                lines.append((report, row.name, value, f"{'≤' if row.better == 'lower' else '≥'} {target:g}"))
+    return aligned(lines) if len(lines) > 1 else ["every row meets its target"]
+
+
+def outcome_line(outcome: Outcome) -> str:
+    """How one scenario ended."""
+    about = f"{outcome.seconds / 60:.1f} min, expected {outcome.scenario.minutes}"
+    return f"{outcome.scenario.report}: {outcome.problem or 'measured'} ({about})"
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width; the last one is as it is."""
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
+        for line in lines
+    ]
+
+
+def _age(oldest: datetime | None, now: datetime) -> str:
+    if oldest is None:
+        return "?"
+    hours = (now - oldest).total_seconds() / 3600
+    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} d"

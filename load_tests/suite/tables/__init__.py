@@ -1,0 +1,1 @@
+"""What each scenario measures, as tables that need no engine to be imported."""

@@ -1,0 +1,132 @@
+"""What is measured of the index, the policies and the planner: on this CPU, and in virtual time."""
+
+from __future__ import annotations
+
+from load_tests.suite.scenario import ANY, Scenario, names
+from load_tests.suite.tables.paths import DECISION, FUNCTION, MODULE, SIMULATION, measuring
+
+INDEX = Scenario(
+    "index",
+    "make bench-index",
+    "load_tests.scenarios.index",
+    (
+        "ingest, a stored block from the wire",
+        "ingest, a removed block",
+        "memory of a block",
+        "memory of a block after half were removed at random",
+        "lookup, a block matched",
+        "lookup, a prompt of 32,768 tokens",
+        "lookup, the same, out of the caches",
+        "hash, a prompt of 32,768 tokens",
+        "remove a dead worker",
+        "remove, its memory reclaimed",
+        "remove, the longest slice",
+        "snapshot and suffix until exact",
+        "snapshot, the longest part",
+        "decision, 64 pairs",
+        "decision, 1,024 pairs",
+        "decision, accounting and prediction",
+        *names("event to shadow, block of {size}", size=(16, 64, 128)),
+    ),
+    (
+        *DECISION,
+        *measuring("scenarios/index.py", "scenarios/index_parts.py", "peers/*.py", "index_workload.py"),
+    ),
+    lines=MODULE,
+    minutes=8,
+)
+
+_COMPARATORS = (
+    "round_robin",
+    "least_loaded",
+    "power_of_two",
+    "session",
+    "consistent_hash",
+    "prefix",
+    "dynamo",
+    "llm_d",
+    "sglang",
+    "mooncake",
+    "production_stack",
+)
+_ALL = ("cost", *_COMPARATORS, "mooncake_no_transfer")
+_APART = ("cost", "least_loaded", "dynamo", "llm_d", "sglang", "mooncake", "mooncake_no_transfer")
+_AZURE = ("cost", "least_loaded", "power_of_two", "dynamo", "llm_d", "sglang", "mooncake_no_transfer")
+_AT_ONE_SPEED = ("load max/mean", "TTFT p50", "TTFT p99", "requests that met the promise")
+_OF_CACHES = ("hits of an infinite cache's", "requests whose hit was foreseen")
+
+
+def _fleet(fleet: str, policies: tuple[str, ...], figures: tuple[str, ...]) -> tuple[str, ...]:
+    speed = f"speed-up {ANY}"
+    return (
+        *names("goodput, {who}, {fleet}", who=policies, fleet=(fleet,)),
+        *names("{figure}, {who}, {fleet}, {at}", who=policies, figure=figures, fleet=(fleet,), at=(speed,)),
+    )
+
+
+POLICIES = Scenario(
+    "policies",
+    "make bench-policies TRACE=mooncake_conversation.jsonl AZURE=azure_2023_conv.csv",
+    "load_tests.scenarios.policies",
+    (
+        *_fleet("4 workers", _ALL, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *_fleet("16 workers", _ALL, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *_fleet("64 workers", _ALL, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *names(
+            "goodput, cost, 16 workers, {change}",
+            change=("another seed", "half the caches", "halves of the trace swapped"),
+        ),
+        *_fleet("12 prefill + 4 decode", _APART, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *_fleet("Azure, 16 workers", _AZURE, _AT_ONE_SPEED),
+    ),
+    (*DECISION, *SIMULATION, *measuring("scenarios/policies.py")),
+    lines=MODULE,
+    minutes=60,
+    arguments=("{trace}", "--azure", "{azure}"),
+    needs=("trace", "azure"),
+)
+
+SIMULATOR = Scenario(
+    "sim",
+    "make bench-sim",
+    "load_tests.scenarios.simulator",
+    (
+        "virtual seconds per second, 16 workers",
+        "an hour on 1,000 workers",
+        "seeds of 1,000 that replay exactly",
+        *names(
+            "goodput of the fluid bound, {preset}, {who}",
+            preset=("chat", "rag", "agents"),
+            who=("cost", *_COMPARATORS),
+        ),
+        f"showcase, {ANY} experiments",
+    ),
+    (*DECISION, *SIMULATION, *measuring("scenarios/simulator/*.py")),
+    lines=MODULE,
+    minutes=20,
+)
+
+_DAYS = ("wave", "bursts")
+
+AUTOSCALE = Scenario(
+    "autoscale",
+    "make bench-autoscale TRACE=mooncake_conversation.jsonl",
+    "load_tests.scenarios.autoscale",
+    (
+        *names("GPU-hours, {day}, {who}", day=_DAYS, who=("ours", "hpa", "ttft", "static", "queue")),
+        *names(
+            "{figure}, {day}, ours",
+            day=_DAYS,
+            figure=("SLO kept", "most workers alive", "starts a day", "planning a day"),
+        ),
+    ),
+    (
+        "platform/kvasir_platform/planner/**/*.py",
+        "platform/kvasir_platform/sim/scaling/**/*.py",
+        *measuring("scenarios/autoscale/*.py"),
+    ),
+    lines=FUNCTION,
+    minutes=60,
+    arguments=("{trace}",),
+    needs=("trace",),
+)
