@@ -468,6 +468,32 @@ def test_a_dead_sender_fails_the_pull_and_spares_the_others(processes: Processes
     assert target.read(3) == living.read(1)
 
 
+def test_a_sender_that_dies_between_the_first_and_the_last_piece_fails_the_pull(processes: Processes) -> None:
+    dying, _ = processes.start(BLOCK_BYTES)
+    living, _ = processes.start(BLOCK_BYTES)
+    target, _ = processes.start(BLOCK_BYTES)
+    for block in (1, 2):
+        dying.write(block, 7)
+    living.write(1, 5)
+    offer = dying.offer("lost", 1, [1], 60.0, 2)
+    target.pull("lost", offer, 0, [3, 4], 60.0)
+    before, first = target.read(4), dying.read(1)
+    deadline = time.monotonic() + PATIENCE_S
+    while target.read(3) != first:
+        assert target.poll() == []
+        assert time.monotonic() < deadline, "the first piece did not arrive"
+        dying.poll()
+    os.kill(dying.pid, signal.SIGKILL)
+    dying.end()
+    assert failure(target).reason in ("unreachable", "io")
+    assert target.read(4) == before
+    target.pull("again", offer, 0, [6], 60.0)
+    assert failure(target).reason in ("unreachable", "io")
+    target.pull("healthy", living.offer("l", 1, [1], 60.0), 0, [5], 60.0)
+    assert isinstance(events(target, 1)[0], PullSucceeded)
+    assert target.read(5) == living.read(1)
+
+
 def test_a_sender_that_hangs_times_out_writes_nothing_afterwards_and_serves_again(
     processes: Processes,
 ) -> None:
