@@ -27,14 +27,12 @@ from kvasir_platform.edge.supervisor import EdgeSupervisor, RestartLimits
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.costs.budgets import within_budgets
 from kvasir_platform.gateway.costs.keeper import CostKeeper
-from kvasir_platform.gateway.operator.operators import operators_here
+from kvasir_platform.gateway.endpoints import routed_core
 from kvasir_platform.gateway.operator.status_page import figures_of
-from kvasir_platform.gateway.responses.memory_store import MemoryResponses
 from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
 from kvasir_platform.gateway.tenants.salts import salt_secret
 from kvasir_platform.gateway.traffic.choice import primary_models
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
-from kvasir_platform.gateway.traffic.setup import counted
 
 EDGE_COMMAND = (sys.executable, "-m", "kvasir_platform.apps.edge_app")
 
@@ -85,10 +83,10 @@ class Edges:
         metrics.track_tenants(lambda: TenantStats((), limits_state(limits)))
         models.loaded = router.adapters
         models.routes = primary_models(deployment.routes)
-        pages = operators_here(
+        core = routed_core(
             deployment,
-            models,
             router,
+            models,
             metrics,
             clock,
             in_flight=self._in_flight,
@@ -98,16 +96,15 @@ class Edges:
         )
         models.close()
         figures = EdgeMetrics(partial(figures_of, router, metrics))
-        requests, shares = counted(router, rollouts)
         self._core = CoreParts(
-            router=requests,
+            router=core.requests,
             limits=within_budgets(limits, None if costs is None else costs.budgets),
-            responses=MemoryResponses(deployment.gateway.responses, clock.now),
-            names=pages.names,
-            pages=CorePages(figures, pages),
+            responses=core.stored,
+            names=core.operate.names,
+            pages=CorePages(figures, core.operate),
             figures=figures,
             now=clock.now,
-            shares=shares,
+            shares=core.shares,
         )
 
     async def serve(self, listen: None, on_started: Callable[[str, int], None]) -> None:
