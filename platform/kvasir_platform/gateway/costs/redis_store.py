@@ -7,23 +7,11 @@ so that nothing is kept for longer than the retention.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
-from typing import Any
 
 from kvasir.config.spec.redis import CostRedisSpec
-from kvasir.core.errors import UpstreamError
 from kvasir.ports.stores.costs import DAY_S, CostBatch, CostGroup, CostRecords, WorkerHour, WorkSums
-from kvasir_platform.gateway.tenants.redis_connection import (
-    RedisCommand,
-    RedisConnection,
-    RedisFailure,
-    connected,
-    deadline,
-    exchange,
-    where,
-)
+from kvasir_platform.gateway.tenants.redis_connection import RedisCaller, RedisCommand
 
 ADD = """
 local known = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or '0')
@@ -64,20 +52,21 @@ class RedisCosts:
     def __init__(self, spec: CostRedisSpec, retention_days: int) -> None:
         self._spec = spec
         self._expire_s = (retention_days + 1) * DAY_S
-        self._connection: RedisConnection | None = None
-        self._open = AsyncExitStack()
-        self._lock = asyncio.Lock()
+        within_s = spec.timeout_s
+        self._link = RedisCaller(
+            spec, answer_s=within_s, connect_s=within_s, what="costs", code="costs_unavailable"
+        )
 
     async def add(self, batch: CostBatch) -> None:
         """See CostStore."""
-        await self._ask([self._add_command(batch, day) for day in _days_of(batch)])
+        await self._link.ask([self._add_command(batch, day) for day in _days_of(batch)])
 
     async def read(self, since: int, until: int) -> CostRecords:
         """See CostStore."""
         work: dict[CostGroup, WorkSums] = {}
         workers: list[WorkerHour] = []
         for day in range(since // DAY_S * DAY_S, until, DAY_S):
-            sums, hours = await self._ask([("HGETALL", key) for key in self._keys(day)[:2]])
+            sums, hours = await self._link.ask([("HGETALL", key) for key in self._keys(day)[:2]])
             for field, value in _pairs(sums):
                 hour, *labels = field.split(_APART)
                 group = CostGroup(int(hour), *labels)
@@ -92,12 +81,11 @@ class RedisCosts:
     async def forget(self, before: int) -> None:
         """See CostStore. Days expire by themselves; this removes the one that has just become too old."""
         day = before // DAY_S * DAY_S - DAY_S
-        await self._ask([("UNLINK", *self._keys(day))])
+        await self._link.ask([("UNLINK", *self._keys(day))])
 
     async def close(self) -> None:
         """See CostStore."""
-        self._connection = None
-        await self._open.aclose()
+        await self._link.close()
 
     def _keys(self, day: int) -> tuple[str, ...]:
         return tuple(f"{self._spec.namespace}:cost:{day // DAY_S}:{kind}" for kind in _KINDS)
@@ -112,25 +100,6 @@ class RedisCosts:
                 fields += (_APART.join(map(str, each[:4])), " ".join(map(repr, each[4:])))
         head = (batch.writer, batch.number, self._expire_s, len(work))
         return ("EVAL", ADD, 3, *self._keys(day), *head, *fields)
-
-    async def _ask(self, commands: Sequence[RedisCommand]) -> list[Any]:
-        """Send commands and return the replies. Raise UpstreamError if the server does not answer in time."""
-        async with self._lock:
-            try:
-                async with deadline(self._spec.timeout_s):
-                    if self._connection is None:
-                        opened = connected(self._spec, self._spec.timeout_s)
-                        self._connection = await self._open.enter_async_context(opened)
-                    return await exchange(self._connection, commands)
-            except BaseException as error:
-                # A late reply must not be taken for that of a later command.
-                await self.close()
-                if not isinstance(error, RedisFailure | OSError):
-                    raise
-                reason = str(error) or type(error).__name__
-                raise UpstreamError(
-                    f"costs: Redis at {where(self._spec)} does not answer: {reason}", code="costs_unavailable"
-                ) from error
 
 
 def _days_of(batch: CostBatch) -> list[int]:

@@ -19,8 +19,18 @@ from redis.exceptions import RedisError as RedisFailure
 from redis.retry import Retry
 
 from kvasir.config.spec.redis import RedisServerSpec
+from kvasir.core.errors import UpstreamError
 
-__all__ = ["RedisCommand", "RedisConnection", "RedisFailure", "connected", "deadline", "exchange", "where"]
+__all__ = [
+    "RedisCaller",
+    "RedisCommand",
+    "RedisConnection",
+    "RedisFailure",
+    "connected",
+    "deadline",
+    "exchange",
+    "where",
+]
 
 RedisCommand = tuple[Any, ...]
 
@@ -62,6 +72,49 @@ async def exchange(connection: RedisConnection, commands: Sequence[RedisCommand]
     server."""
     await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     return [await connection.read_response() for _ in commands]
+
+
+class RedisCaller:
+    """One connection to a server, made when it is needed and again after a failure; commands of one call at a
+    time. They have `answer_s` seconds, or `connect_s` if that is more and they need a connection. `what` and
+    `code` are those of errors. Call everything on one event loop."""
+
+    def __init__(
+        self, spec: RedisServerSpec, *, answer_s: float, connect_s: float, what: str, code: str
+    ) -> None:
+        self._spec = spec
+        self._answer_s = answer_s
+        self._connect_s = max(answer_s, connect_s)
+        self._what = what
+        self._code = code
+        self._connection: RedisConnection | None = None
+        self._open = contextlib.AsyncExitStack()
+        self._lock = asyncio.Lock()
+
+    async def ask(self, commands: Sequence[RedisCommand]) -> list[Any]:
+        """Send commands and return the replies. Raise UpstreamError if the server does not answer in time."""
+        async with self._lock:
+            within_s = self._connect_s if self._connection is None else self._answer_s
+            try:
+                async with deadline(within_s):
+                    if self._connection is None:
+                        opened = connected(self._spec, within_s)
+                        self._connection = await self._open.enter_async_context(opened)
+                    return await exchange(self._connection, commands)
+            except BaseException as error:
+                # A late reply must not be taken for that of a later command.
+                await self.close()
+                if not isinstance(error, RedisFailure | OSError):
+                    raise
+                reason = str(error) or type(error).__name__
+                raise UpstreamError(
+                    f"{self._what}: Redis at {where(self._spec)} does not answer: {reason}", code=self._code
+                ) from error
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._connection = None
+        await self._open.aclose()
 
 
 def where(spec: RedisServerSpec) -> str:

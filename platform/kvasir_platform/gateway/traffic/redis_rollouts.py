@@ -7,21 +7,11 @@ count is added once, and one of several concurrent changes wins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Final
 
 from kvasir.config.spec.redis import LimitsRedisSpec
-from kvasir.core.errors import UpstreamError
 from kvasir.ports.traffic.rollouts import StoredRollout
-from kvasir_platform.gateway.tenants.redis_connection import (
-    RedisCommand,
-    RedisConnection,
-    RedisFailure,
-    connected,
-    deadline,
-    exchange,
-    where,
-)
+from kvasir_platform.gateway.tenants.redis_connection import RedisCaller
 
 _CONNECT_S: Final = 2.0
 _KEPT_S: Final = 90 * 86_400
@@ -53,13 +43,19 @@ class RedisRollouts:
 
     def __init__(self, spec: LimitsRedisSpec) -> None:
         self._spec = spec
-        self._open: AsyncExitStack | None = None
-        self._connection: RedisConnection | None = None
+        self._link = RedisCaller(
+            spec,
+            answer_s=spec.timeout_s,
+            connect_s=_CONNECT_S,
+            what="rollouts",
+            code="rollouts_unavailable",
+        )
 
     async def add(self, route: str, run: int, counts: Mapping[str, int]) -> StoredRollout:
         """See RolloutStore."""
         pairs = [part for item in counts.items() for part in item]
-        found = await self._ask(("EVAL", _ADD, 1, self._key(route), run, _KEPT_S, *pairs))
+        command = ("EVAL", _ADD, 1, self._key(route), run, _KEPT_S, *pairs)
+        (found,) = await self._link.ask([command])
         fields = dict(zip(found[::2], found[1::2], strict=True))
         return StoredRollout(
             int(fields.get(b"version", 0)),
@@ -75,33 +71,13 @@ class RedisRollouts:
     async def replace(self, route: str, version: int, run: int, state: bytes) -> bool:
         """See RolloutStore."""
         key = self._key(route)
-        done = await self._ask(("EVAL", _REPLACE, 1, key, version, version + 1, run, state, _KEPT_S))
+        command = ("EVAL", _REPLACE, 1, key, version, version + 1, run, state, _KEPT_S)
+        (done,) = await self._link.ask([command])
         return bool(done)
 
     async def close(self) -> None:
         """See RolloutStore."""
-        opened, self._open, self._connection = self._open, None, None
-        if opened is not None:
-            await opened.aclose()
-
-    async def _ask(self, command: RedisCommand) -> list[bytes]:
-        try:
-            if self._connection is None:
-                self._open = AsyncExitStack()
-                self._connection = await self._open.enter_async_context(connected(self._spec, _CONNECT_S))
-            async with deadline(self._spec.timeout_s):
-                (reply,) = await exchange(self._connection, [command])
-        except (RedisFailure, OSError) as error:
-            await self.close()
-            raise UpstreamError(
-                f"rollouts: Redis at {where(self._spec)} does not answer: {error or type(error).__name__}",
-                code="rollouts_unavailable",
-            ) from error
-        except BaseException:
-            # What is left unread on the connection would answer the next command.
-            await self.close()
-            raise
-        return reply  # type: ignore[no-any-return]
+        await self._link.close()
 
     def _key(self, route: str) -> str:
         return f"{self._spec.namespace}:rollout:{route}"
