@@ -6,14 +6,19 @@ fan-out into the transport by one function call, which is what keeps a token che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
+from kvasir.core.errors import KvasirError
 from kvasir.core.values import value
 from kvasir.native import StreamGaps, frame_piece, http_chunk
 from kvasir.ports.router import Lane
 from kvasir_platform.gateway.http.errors import OPENAI_ERRORS, ErrorFormat, error_headers, error_status
+
+log = logging.getLogger(__name__)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -268,3 +273,30 @@ class Exchange:
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
             lane.close()
+
+
+class LaterAnswers:
+    """Answers of one page that wait for workers or a store. `name` is that of their tasks, and in the log. A
+    client that leaves does not stop one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running: set[asyncio.Task[None]] = set()
+
+    def answer(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
+        """Respond with the JSON that `work` returns, or with its error."""
+        task = asyncio.get_running_loop().create_task(self._respond(exchange, work), name=self._name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _respond(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            body = await work
+        except KvasirError as error:
+            exchange.fail(error)
+        # As in the gateway, an internal error must still produce a response.
+        except Exception as error:
+            log.exception("%s failed", self._name)
+            exchange.fail(error)
+        else:
+            exchange.respond(200, body)

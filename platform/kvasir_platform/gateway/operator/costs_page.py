@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,7 +12,7 @@ from kvasir.ports.stores.costs import DAY_S, HOUR_S
 from kvasir_platform.gateway.costs.budgets import BudgetState
 from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.costs.statement import CostStatement, StatementLine
-from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.http.exchange import Exchange, LaterAnswers
 from kvasir_platform.gateway.openai.schema.costs import BudgetShown, CostsAsked, CostsLine, CostsPage
 
 COSTS = "/costs"
@@ -25,8 +23,6 @@ _UNCOUNTED = msgspec.json.encode(
     CostsPage("", 0, 0, [], [], 0.0, 0.0, 0.0, [], [], stored=True, counted=False)
 )
 
-log = logging.getLogger(__name__)
-
 
 class CostPages:
     """POST /costs, and a GET for the console, which shows the last days by day and tenant. `costs` is None if
@@ -35,7 +31,7 @@ class CostPages:
     def __init__(self, costs: CostKeeper | None, wall: Callable[[], float] = time.time) -> None:
         self._costs = costs
         self._wall = wall
-        self._running: set[asyncio.Task[None]] = set()
+        self._later = LaterAnswers("costs")
 
     def costs(self, exchange: Exchange) -> None:
         """Respond later. Raise RequestError for an invalid question, or if costs are not counted."""
@@ -60,31 +56,19 @@ class CostPages:
                 code="invalid_value",
                 param="since",
             )
-        answer = self._answer(costs, exchange, int(since), int(until), asked.by)
-        task = asyncio.get_running_loop().create_task(answer, name="costs")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._later.answer(exchange, _answer(costs, int(since), int(until), asked.by))
 
-    async def _answer(
-        self, costs: CostKeeper, exchange: Exchange, since: int, until: int, by: Sequence[str]
-    ) -> None:
-        try:
-            found = await costs.statement(since, until, by)
-            if len(found.lines) > MOST_LINES:
-                raise RequestError(
-                    f"There are {len(found.lines)} lines, and at most {MOST_LINES} are sent: ask for fewer "
-                    "days or dimensions.",
-                    code="invalid_value",
-                    param="by",
-                )
-            body = msgspec.json.encode(_page(costs, found, since, until, by))
-        # As in the gateway, an internal error must still produce a response.
-        except Exception as error:
-            if not isinstance(error, RequestError):
-                log.exception("costs cannot be read")
-            exchange.fail(error)
-        else:
-            exchange.respond(200, body)
+
+async def _answer(costs: CostKeeper, since: int, until: int, by: Sequence[str]) -> bytes:
+    found = await costs.statement(since, until, by)
+    if len(found.lines) > MOST_LINES:
+        raise RequestError(
+            f"There are {len(found.lines)} lines, and at most {MOST_LINES} are sent: ask for fewer "
+            "days or dimensions.",
+            code="invalid_value",
+            param="by",
+        )
+    return msgspec.json.encode(_page(costs, found, since, until, by))
 
 
 def _decoded(body: bytes) -> CostsAsked:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from urllib.parse import unquote
 
 import msgspec
 
-from kvasir.core.errors import KvasirError, RequestError
-from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir.core.errors import RequestError
+from kvasir_platform.gateway.http.exchange import Exchange, LaterAnswers
 from kvasir_platform.gateway.openai.schema.operation import RolloutsPage
 from kvasir_platform.gateway.traffic.rollout import ACTIONS, Action
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
 ROLLOUTS = "/rollouts"
-
-log = logging.getLogger(__name__)
 
 
 class RolloutPages:
@@ -24,7 +20,7 @@ class RolloutPages:
 
     def __init__(self, rollouts: Rollouts | None) -> None:
         self._rollouts = rollouts
-        self._running: set[asyncio.Task[None]] = set()
+        self._later = LaterAnswers("rollout-page")
 
     def serve(self, exchange: Exchange) -> None:
         """Respond, to an order later. Raise RequestError for an unknown route or action."""
@@ -47,19 +43,8 @@ class RolloutPages:
                 status=404,
                 code="not_found",
             )
-        order = self._order(exchange, self._rollouts, unquote(name), action)
-        task = asyncio.get_running_loop().create_task(order, name="rollout-page")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._later.answer(exchange, _ordered(self._rollouts, unquote(name), action))
 
-    async def _order(self, exchange: Exchange, rollouts: Rollouts, route: str, action: Action) -> None:
-        try:
-            view = await rollouts.order(route, action)
-        except KvasirError as error:
-            exchange.fail(error)
-        # As in the gateway, an internal error must still produce a response.
-        except Exception as error:
-            log.exception("an order for a rollout failed")
-            exchange.fail(error)
-        else:
-            exchange.respond(200, msgspec.json.encode(view))
+
+async def _ordered(rollouts: Rollouts, route: str, action: Action) -> bytes:
+    return msgspec.json.encode(await rollouts.order(route, action))
