@@ -35,6 +35,10 @@ pools:
 """
 ONE = "{threads: 1, kv_cache_bytes: 16777216}"
 TWO = "{threads: 1, kv_cache_bytes: 16777216, tensor_parallel_size: 2, nodes: 2}"
+KEPT = """
+tiers: {cpu: {bytes: 67108864}}
+"""
+TIGHT = "{threads: 1, kv_cache_bytes: 4194304, tensor_parallel_size: 2, nodes: 2}"
 # This policy disaggregates what it can; requests that must run whole on one worker take turns.
 BESIDE = """
 version: kvasir/v1
@@ -124,6 +128,25 @@ def test_two_nodes_are_one_worker_that_writes_what_one_node_writes_and_their_ran
         assert {apart} == {text for text, _ in whole}
         assert stack.metric("kvasir_transferred_bytes_total") > 0
         assert stack.metric("kvasir_worker_transfers_failed_total") == 0
+
+
+@pytest.mark.soak
+def test_each_node_keeps_its_part_of_a_prompt_in_memory_until_the_engine_is_lost(
+    start_stack: StartStack, tmp_path: Path
+) -> None:
+    """The device's cache has room for two prompts."""
+    spec = tmp_path / "kvasir.yaml"
+    spec.write_text(SPEC % TIGHT + KEPT)
+    prompts = [f"{number} " + "and it came to pass in those days " * 24 for number in range(6)]
+    with start_stack(tmp_path, "-f", str(spec)) as stack:
+        texts = [_completed(stack, prompt=prompt)[0] for prompt in prompts]
+        assert stack.metric("kvasir_tier_tokens_total") == 0
+        assert [_completed(stack, prompt=prompt)[0] for prompt in prompts[:2]] == texts[:2]
+        loaded = stack.metric("kvasir_tier_tokens_total")
+        assert loaded > 2 * 128
+        _replaced(stack, lambda first, second: second.kill())
+        assert [_completed(stack, prompt=prompt)[0] for prompt in prompts[:2]] == texts[:2]
+        assert stack.metric("kvasir_tier_tokens_total") == loaded, "the memory of the lost engine is not used"
 
 
 @pytest.fixture(scope="module")

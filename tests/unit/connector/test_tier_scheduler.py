@@ -18,13 +18,12 @@ from kvasir.native._twin import records
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
-from kvasir_workers.connector.tiers.orders import TierOrders, TierReport
+from kvasir_workers.connector.tiers.orders import ArenaParts, TierOrders, TierReport
 from kvasir_workers.connector.tiers.scheduler import TierScheduler
 from kvasir_workers.connector.tiers.worker import TierWorker
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.copier import Copied
 from kvasir_workers.tiers.eviction import eviction
-from kvasir_workers.tiers.memory import SharedName
 from kvasir_workers.tiers.store import TierStore
 
 SIZE = 4
@@ -115,11 +114,10 @@ class Engine:
         )
         self.side = TierScheduler(
             self.store,
-            SharedName("nowhere", self.slots, 8),
+            ArenaParts(self.slots, tuple(range(RANKS)), None),
             TiersSpec(write_back=self.write_back),
             model="m",
             block_size=SIZE,
-            ranks=RANKS,
             window=self.window,
             on_device=self.on_device.__contains__,
             now=lambda: self.time,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, TiersSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import KvLayout
 from kvasir_workers.tiers.setup import mark_of, open_store, shared_tier
@@ -40,8 +40,9 @@ def test_weights_and_not_their_folder_decide_whose_blocks_are_read(tmp_path: Pat
         mark_of("m", "main", LAYOUT, one, adapter),
         mark_of("m", "main", LAYOUT, one, {"b": str(copy)}),
         mark_of("m", "main", LAYOUT, one, {"a": str(other)}),
+        mark_of("m", "main", LAYOUT, one, {}, stages=2),
     }
-    assert len(marks) == 8
+    assert len(marks) == 9
 
 
 def test_weights_that_differ_only_in_the_middle_of_a_file_are_others(tmp_path: Path) -> None:
@@ -74,5 +75,17 @@ def test_an_arena_for_too_few_blocks_is_refused_with_its_field() -> None:
 def test_an_arena_has_as_many_slots_as_fit() -> None:
     layout = replace(LAYOUT, tensor_parallel_size=2)
     store, memory = open_store(TiersSpec(cpu=CpuTierSpec(bytes=3 << 20)), layout, b"", float)
-    assert (memory.slots, memory.slot_bytes) == (12, 262_144)
+    assert memory is not None
+    assert (store.capacity, memory.slots, memory.slot_bytes) == (12, 12, 262_144)
     store.close()
+
+
+def test_ranks_on_several_nodes_have_as_many_slots_and_no_memory_of_all_of_them() -> None:
+    layout = replace(LAYOUT, tensor_parallel_size=2)
+    spec = TiersSpec(cpu=CpuTierSpec(bytes=3 << 20))
+    store, memory = open_store(spec, layout, b"", float, together=False)
+    assert (store.capacity, memory) == (12, None)
+    store.close()
+    lower = spec.model_copy(update={"disk": DiskTierSpec(path="/kv")})
+    with pytest.raises(ConfigError, match=r"engine\.nodes: 1"):
+        open_store(lower, layout, b"", float, together=False)

@@ -26,7 +26,7 @@ from kvasir.config.spec.deployment import (
 )
 from kvasir.config.spec.engine_args import OWNED
 from kvasir.config.spec.tenants import SharedPrefixSpec, TenancySpec
-from kvasir.config.spec.tiers import CpuTierSpec, RedisTierSpec, TiersSpec
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
@@ -330,11 +330,11 @@ def test_what_cannot_work_is_refused_with_its_field(
     assert ";" in rest, "a refusal says what to do"
 
 
-def test_tiers_want_blocks_of_all_layers() -> None:
+def test_stages_keep_blocks_in_every_tier() -> None:
     pool = PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec(pipeline_parallel_size=2), gpus=2)
-    deployment = Deployment(disaggregation="never", pools=(pool,), tiers=TIERS)
-    (reason,) = unsupported_features(deployment, platform="cuda")
-    assert reason.startswith("pools.both.engine.pipeline_parallel_size: tiers")
+    tiers = TiersSpec(disk=DiskTierSpec(path="/kv"), redis=RedisTierSpec(url="redis://r:6379"))
+    deployment = Deployment(disaggregation="never", pools=(pool,), tiers=tiers)
+    assert unsupported_features(deployment, platform="cuda") == []
 
 
 def test_a_prefill_pool_does_not_speculate() -> None:

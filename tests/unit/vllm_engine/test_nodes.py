@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ExpertBalancingSpec, PoolSpec
-from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
+from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace, leading
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
@@ -68,13 +68,29 @@ def test_gpus_are_counted_for_each_node() -> None:
     assert reason.startswith("pools.wide.gpus: 7, and the engine's ranks need 8 ")
 
 
-def test_tiers_are_kept_by_engines_on_one_node_only() -> None:
-    tiers = deployment(
-        EngineSpec(tensor_parallel_size=2, nodes=2), gpus=1, tiers=TiersSpec(cpu=CpuTierSpec())
-    )
-    (reason,) = unsupported_features(tiers, platform="cuda")
-    assert reason.startswith("pools.wide.engine.nodes: tiers")
-    assert reason.endswith("; set it to 1, or leave tiers out")
+ON_TWO_NODES = EngineSpec(tensor_parallel_size=2, nodes=2)
+ONE_ON_EACH = EngineSpec(data_parallel_size=2, nodes=2, kv_events=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "tiers", "refused"),
+    [
+        (ON_TWO_NODES, TiersSpec(cpu=CpuTierSpec()), ""),
+        (ON_TWO_NODES, TiersSpec(disk=DiskTierSpec(path="/kv")), "tiers.disk"),
+        (
+            ON_TWO_NODES,
+            TiersSpec(cpu=CpuTierSpec(), redis=RedisTierSpec(url="redis://r:6379")),
+            "tiers.redis",
+        ),
+        (ONE_ON_EACH, TiersSpec(disk=DiskTierSpec(path="/kv")), ""),
+    ],
+)
+def test_lower_tiers_are_kept_by_ranks_that_share_a_node(
+    engine: EngineSpec, tiers: TiersSpec, refused: str
+) -> None:
+    reasons = unsupported_features(deployment(engine, gpus=1, tiers=tiers), platform="cuda")
+    assert [reason.partition(":")[0] for reason in reasons] == ([refused] if refused else [])
+    assert all("use tiers.cpu alone, or set pools.wide.engine.nodes" in reason for reason in reasons)
 
 
 def apart(prefill: EngineSpec, decode: EngineSpec) -> Deployment:

@@ -91,8 +91,6 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
         except msgspec.ValidationError as error:
             raise ConfigError(f"kv_connector_extra_config: {error}") from error
-        if self._stages > 1 and self._settings.tiers is not None:
-            raise ConfigError("tiers need pipeline_parallel_size: 1")
         self._endpoint: RankEndpoint | None = None
         self._pool: BlockPool | None = None
         self._scheduler: HandoffScheduler | None = None
@@ -115,13 +113,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Called once, after vLLM allocated its KV cache."""
         regions = regions_of(kv_caches, self._blocks)
         layout = layout_of(kv_caches, regions, self._group, self._ranks)
-        rank, endpoint = get_tensor_model_parallel_rank(), ""
+        rank, stage, endpoint = get_tensor_model_parallel_rank(), get_pp_group().rank_in_group, ""
         if self._settings.transfer:
             settings = self._settings
             transfer = self._transfer(kv_caches)
             whole = self._group.whole
             endpoint = transfer.register(regions, layout.of_whole_ranks() if whole else layout)
-            stage = get_pp_group().rank_in_group
             self._worker = HandoffWorker(
                 transfer,
                 place=RankPlace(rank, self._ranks, stage, self._stages, self._layers, whole),
@@ -132,7 +129,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             # Imported only by engines with tiers, because it lengthens the start.
             from kvasir_workers.connector.tiers.setup import make_tier_worker
 
-            self._tier_worker = make_tier_worker(kv_caches, regions, rank * layout.bytes_per_block)
+            self._tier_worker = make_tier_worker(kv_caches, regions, stage * self._ranks + rank)
         self._endpoint = RankEndpoint(endpoint, layout)
 
     def get_handshake_metadata(self) -> RankEndpoint | None:
@@ -220,7 +217,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._tiers = make_tier_scheduler(
                 self._settings,
                 self._vllm_config,
-                ordered[0].layout,
+                [each.layout for each in ordered],
                 window=self._group.window,
                 on_device=self._on_device,
             )

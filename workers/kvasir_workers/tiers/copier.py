@@ -1,9 +1,9 @@
 """Copies of blocks between the engine's KV cache and the arena, on one rank.
 
-A slot holds a block over all layers and all ranks: the parts of the ranks in order, each with the layers in
-order. In host memory this is a copy of pieces, complete when the call returns. On a device, blocks are
-gathered into a bounded device buffer and cross the bus in one piece each, on a stream separate from the
-computation.
+A slot holds a block over all layers and all ranks: the parts of the tensor-parallel ranks in order, each with
+the layers in order, which pipeline stages divide. In host memory this is a copy of pieces, complete when the
+call returns. On a device, blocks are gathered into a bounded device buffer and cross the bus in one piece
+each, on a stream separate from the computation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Host memory shared by one engine's processes: the bytes of the arena.
 
-With tensor parallelism every rank is a separate process, and fills its part of each slot. The memory has no
-name in any file system: its creator passes its process id and file descriptor to the others, and the kernel
-frees the memory with the last of them.
+With tensor or pipeline parallelism every rank is a separate process, and fills its part of each slot. The
+memory has no name in any file system: its creator passes its process id and file descriptor to the others,
+and the kernel frees the memory with the last of them. Ranks on several nodes have memory of their own each.
 """
 
 from __future__ import annotations

@@ -25,24 +25,27 @@ _SAMPLE_BYTES = 4 << 10
 _WEIGHTS = ("*.json", "*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
-def block_bytes(layout: KvLayout) -> int:
-    """Return the bytes of one block over all layers and tensor-parallel ranks."""
-    return layout.bytes_per_block * layout.tensor_parallel_size
-
-
 def open_store(
-    spec: TiersSpec, layout: KvLayout, mark: bytes, now: Callable[[], float]
-) -> tuple[TierStore, SharedMemory]:
-    """Return the store and the memory of its arena. Blocks of another `mark` are never read.
+    spec: TiersSpec, layout: KvLayout, mark: bytes, now: Callable[[], float], *, together: bool = True
+) -> tuple[TierStore, SharedMemory | None]:
+    """Return the store and the memory of its arena, for blocks of a `layout` over all layers; each slot has
+    the parts of all tensor-parallel ranks. Blocks of another `mark` are never read. Without `together` the
+    ranks keep their parts of a slot in memory of their own, and there is none here.
 
-    Raise ConfigError if the memory cannot be allocated, or holds too few blocks.
+    Raise ConfigError if the memory cannot be allocated, or holds too few blocks, or if there are lower tiers
+    of ranks that are not together.
     """
-    size = block_bytes(layout)
+    size = layout.bytes_per_block * layout.tensor_parallel_size
     if size % LANE_BYTES:
         raise ConfigError(f"tiers: blocks have {size} B, which is not a multiple of {LANE_BYTES}")
     slots = spec.memory.bytes // size
     if slots < 4:
         raise ConfigError(f"tiers.cpu.bytes: {spec.memory.bytes} holds {slots} blocks of {size} B; raise it")
+    arena = Arena(slots, eviction(spec.memory.eviction, slots))
+    if not together:
+        if spec.disk is not None or spec.redis is not None:
+            raise ConfigError("tiers: disk and redis need all ranks on one node; set engine.nodes: 1")
+        return TierStore(arena, _no_view, size, (), now), None
     memory = SharedMemory.create(slots, size)
     lower = []
     if spec.disk is not None:
@@ -61,18 +64,27 @@ def open_store(
                 remote, spec.redis.lookup_timeout_s, spec.redis.timeout_s, spec.write_back_bytes
             )
         )
-    arena = Arena(slots, eviction(spec.memory.eviction, slots))
     return TierStore(arena, memory.slot_view, size, lower, now), memory
 
 
-def mark_of(name: str, revision: str, layout: KvLayout, folder: Path, adapters: Mapping[str, str]) -> bytes:
+def mark_of(
+    name: str,
+    revision: str,
+    layout: KvLayout,
+    folder: Path,
+    adapters: Mapping[str, str],
+    *,
+    stages: int = 1,
+) -> bytes:
     """Return the mark that KV must share to be exchanged through a tier: the model's name, revision and
-    weights, the layout, and the weights of the adapters by name."""
+    weights, the layout over all layers, the number of pipeline stages, and the weights of the adapters by
+    name."""
     weights = [
         _weights_digest(folder),
         *(f"{at}={_weights_digest(Path(adapters[at]))}" for at in sorted(adapters)),
     ]
-    return fingerprint(name, f"{revision} {' '.join(weights)}", layout)
+    divided = f" {stages} stages" if stages > 1 else ""
+    return fingerprint(name, f"{revision} {' '.join(weights)}{divided}", layout)
 
 
 def shared_tier(spec: RedisTierSpec | None, mark: bytes) -> str:
@@ -82,6 +94,10 @@ def shared_tier(spec: RedisTierSpec | None, mark: bytes) -> str:
         return ""
     where = f"{spec.url} {spec.namespace} {mark.hex()}"
     return blake2b(where.encode(), digest_size=16).hexdigest()
+
+
+def _no_view(slot: int) -> memoryview:
+    raise ValueError(f"slot {slot} is in the memory of ranks on several nodes")
 
 
 def _weights_digest(folder: Path) -> str:

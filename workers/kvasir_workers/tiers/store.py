@@ -88,6 +88,11 @@ class TierStore:
         self._levels = [LowerTier(number, each, context, now, make_lane) for number, each in enumerate(lower)]
         self._closed = False
 
+    @property
+    def capacity(self) -> int:
+        """Number of slots of the arena."""
+        return self._arena.capacity
+
     # -- fetching ----------------------------------------------------------------------------------
 
     def begin(self, request_id: str, blocks: Sequence[TierBlock]) -> None:

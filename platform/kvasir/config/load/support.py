@@ -88,11 +88,6 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"{at}.prefix_caching: tiers keep KV under the engine's prefix hashes, and there are none "
             "without it; turn it on, or leave tiers out"
         )
-    if deployment.tiers.configured and engine.pipeline_parallel_size > 1:
-        yield (
-            f"{at}.pipeline_parallel_size: tiers keep a block over all layers, and each stage has a part of "
-            "them; set it to 1 and use tensor_parallel_size, or leave tiers out"
-        )
     host = deployment.transfer.host
     apart = engine.nodes > 1 and not is_loopback(deployment.worker.host)
     if deployment.disaggregated and apart and is_loopback(host):
@@ -100,10 +95,12 @@ def _anywhere(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"transfer.host: ranks of {pool.name} on several nodes serve KV at {host}, which no other node "
             "reaches; set it to pod, as worker.host"
         )
-    if deployment.tiers.configured and engine.nodes > 1:
+    lower = [name for name in ("disk", "redis") if getattr(deployment.tiers, name) is not None]
+    if lower and engine.nodes_of_copy > 1:
         yield (
-            f"{at}.nodes: tiers keep blocks of all ranks in memory that these share, which ranks on other "
-            "nodes do not; set it to 1, or leave tiers out"
+            f"tiers.{lower[0]}: blocks are written from memory that has the parts of all ranks, and ranks of "
+            f"{pool.name} on {engine.nodes_of_copy} nodes have their own; use tiers.cpu alone, or set "
+            f"{at}.nodes so that each data-parallel rank is on one node"
         )
 
 

@@ -179,6 +179,11 @@ class EngineSpec(Spec):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
+    def nodes_of_copy(self) -> int:
+        """Nodes over which the ranks of one copy of the model, a data-parallel rank, are spread."""
+        return max(1, self.nodes // self.data_parallel_size)
+
+    @property
     def expert_ranks(self) -> int:
         """Ranks among which the experts of a layer are divided."""
         return self.tensor_parallel_size * self.data_parallel_size

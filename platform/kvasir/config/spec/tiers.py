@@ -11,10 +11,11 @@ from kvasir.config.spec.redis import RedisServerSpec
 
 
 class CpuTierSpec(Spec):
-    """Host memory of each engine, shared by its ranks. Lower tiers are written from and read into it."""
+    """Host memory of each engine. Ranks on one node share it, and lower tiers are written from and read into
+    it; ranks on several nodes keep their parts of a block each in their node's memory."""
 
     bytes: int = Field(default=1 << 30, ge=1 << 20, le=64 << 40)
-    """Memory of each engine, that is of each data-parallel rank of a replica."""
+    """Memory of each engine, that is of each data-parallel rank of a replica, over all of its nodes."""
     eviction: Literal["lfu", "lru", "s3fifo"] = "lfu"
     """Eviction policy."""
 

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class ArenaParts:
+    """Where ranks keep their parts of `slots` slots. `shared` is the memory of all parts, in which the part
+    of each rank begins at its byte of `offsets`; ranks are ordered by stage, and within a stage by
+    tensor-parallel rank. None if the ranks are on several nodes: each keeps its part in memory of its own."""
+
+    slots: int
+    offsets: tuple[int, ...]
+    shared: SharedName | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOrder:
     """Copy `blocks` of the device into `slots`; `batch` is the scheduler half's id of the store."""
 
@@ -34,10 +45,10 @@ class LoadOrder:
 @dataclass(frozen=True, slots=True)
 class TierOrders:
     """Orders from the scheduler half to the worker half. `early` stores run before the step's forward pass,
-    which may overwrite these blocks; `late` ones after it, which fills them. `memory` is the arena's memory,
-    sent once, with the first orders."""
+    which may overwrite these blocks; `late` ones after it, which fills them. `arena` is sent once, with the
+    first orders."""
 
-    memory: SharedName | None = None
+    arena: ArenaParts | None = None
     early: tuple[StoreOrder, ...] = ()
     late: tuple[StoreOrder, ...] = ()
     loads: tuple[LoadOrder, ...] = ()

@@ -23,8 +23,7 @@ from kvasir.native.salt_places import mark_place, prompt_root, salt_place
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress, absent_blocks
-from kvasir_workers.connector.tiers.orders import LoadOrder, StoreOrder, TierOrders, TierReport
-from kvasir_workers.tiers.memory import SharedName
+from kvasir_workers.connector.tiers.orders import ArenaParts, LoadOrder, StoreOrder, TierOrders, TierReport
 from kvasir_workers.tiers.store import TierStore
 
 NAP_S = 0.002
@@ -90,8 +89,8 @@ class _Batch:
 
 
 class TierScheduler:
-    """State of stores and loads by request. `block_size` is in tokens, `ranks` the tensor-parallel size,
-    `window` the number of tokens whose blocks the engine keeps, None for all.
+    """State of stores and loads by request. `block_size` is in tokens, `window` the number of tokens whose
+    blocks the engine keeps, None for all.
 
     `on_device(key)` returns whether the device's prefix cache has a block.
     """
@@ -99,22 +98,21 @@ class TierScheduler:
     def __init__(
         self,
         store: TierStore,
-        memory: SharedName,
+        arena: ArenaParts,
         spec: TiersSpec,
         *,
         model: str,
         block_size: int,
-        ranks: int,
         window: int | None = None,
         on_device: Callable[[bytes], bool],
         now: Callable[[], float],
     ) -> None:
         self._store = store
-        self._memory: SharedName | None = memory
+        self._arena: ArenaParts | None = arena
         self._spec = spec
         self._model = model
         self._block_size = block_size
-        self._ranks = ranks
+        self._ranks = len(arena.offsets)
         self._window = window
         self._on_device = on_device
         self._now = now
@@ -213,10 +211,10 @@ class TierScheduler:
             if request_id in self._tracked:
                 self._note_preemption(self._tracked[request_id])
         late = [order for each in progress for order in self._filled(each)]
-        if self._memory is None and not self._early and not late and not self._loads:
+        if self._arena is None and not self._early and not late and not self._loads:
             return None
-        orders = TierOrders(self._memory, tuple(self._early), tuple(late), tuple(self._loads))
-        self._memory, self._early, self._loads = None, [], []
+        orders = TierOrders(self._arena, tuple(self._early), tuple(late), tuple(self._loads))
+        self._arena, self._early, self._loads = None, [], []
         return orders
 
     def update(self, report: TierReport, received: Iterable[str]) -> set[str]:

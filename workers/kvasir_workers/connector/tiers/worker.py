@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir_workers.connector.tiers.orders import StoreOrder, TierOrders, TierReport
+from kvasir_workers.connector.tiers.orders import ArenaParts, StoreOrder, TierOrders, TierReport
 from kvasir_workers.tiers.copier import BlockCopier
-from kvasir_workers.tiers.memory import SharedName
 
 NAP_S = 0.0002
 NAPS = 10
 
 
 class TierWorker:
-    """Copies of one rank. `open_copier` makes the copier once the memory is known; `pause` sleeps."""
+    """Copies of one rank. `open_copier` makes the copier once the arena is known; `pause` sleeps."""
 
     def __init__(
-        self, open_copier: Callable[[SharedName], BlockCopier], *, pause: Callable[[float], None]
+        self, open_copier: Callable[[ArenaParts], BlockCopier], *, pause: Callable[[float], None]
     ) -> None:
         self._open_copier = open_copier
         self._pause = pause
@@ -31,8 +30,8 @@ class TierWorker:
 
     def before_forward(self, orders: TierOrders) -> None:
         """Save what the forward pass may overwrite, and make it wait for running saves."""
-        if orders.memory is not None:
-            self._copier = self._open_copier(orders.memory)
+        if orders.arena is not None:
+            self._copier = self._open_copier(orders.arena)
         if self._copier is None:
             return
         self._store(orders.early)

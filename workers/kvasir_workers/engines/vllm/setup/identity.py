@@ -69,7 +69,9 @@ async def identity_of(
         golden=await asyncio.to_thread(
             runtime.golden, llm, deployment.model.name, configured_template(deployment.model.chat_template)
         ),
-        shared_tier="" if embeds else await asyncio.to_thread(_shared_tier, deployment, held, model_path),
+        shared_tier=""
+        if embeds
+        else await asyncio.to_thread(_shared_tier, deployment, pool, held, model_path),
     )
 
 
@@ -90,7 +92,7 @@ def _work(model_path: Path) -> ModelWork | None:
     return found if found.layers and found.dense else None
 
 
-def _shared_tier(deployment: Deployment, layout: KvLayout, model_path: Path) -> str:
+def _shared_tier(deployment: Deployment, pool: PoolSpec, layout: KvLayout, model_path: Path) -> str:
     remote, model = deployment.tiers.redis, deployment.model
     if remote is None:
         return ""
@@ -99,4 +101,6 @@ def _shared_tier(deployment: Deployment, layout: KvLayout, model_path: Path) -> 
 
     adapters = {each.name: each.path for each in deployment.lora}
     name = f"{model.name} {model.dtype} {model.quantization}"
-    return shared_tier(remote, mark_of(name, model.revision, layout, model_path, adapters))
+    stages = pool.engine.pipeline_parallel_size
+    mark = mark_of(name, model.revision, layout, model_path, adapters, stages=stages)
+    return shared_tier(remote, mark)
