@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.sizing.dimensions import Dimensions, dimensions
@@ -59,6 +60,13 @@ def adapter_bytes(config: ModelConfig, parts: Sequence[WeightPart], shape: Engin
             held[-1] += sizes.vocabulary + sizes.hidden
     slot = shape.adapters * shape.adapter_rank * element_bytes(shape.dtype)
     return tuple(size * slot for size in held)
+
+
+def adapter_copy_bytes(config: ModelConfig, parts: Sequence[WeightPart], shape: EngineShape) -> int:
+    """Return the host memory of a rank for the adapters that it holds: beside its part of each slot, vLLM
+    keeps every adapter whole (`max_cpu_loras`), on a GPU too."""
+    whole = replace(shape, tensor=1, pipeline=1, data=1, expert_parallel=False, redundant_experts=0)
+    return sum(adapter_bytes(config, parts, whole))
 
 
 def _expert_sizes(config: ModelConfig, sizes: Dimensions, shape: EngineShape) -> int:

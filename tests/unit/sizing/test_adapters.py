@@ -17,6 +17,8 @@ from kvasir.sizing.pools import shape_of
 from kvasir.sizing.remedies import Attempt, remedies
 from kvasir.sizing.report import describe
 from kvasir.sizing.shape import EngineShape
+from kvasir_platform.cluster.preflight.footprint import replica_bytes
+from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
 
 HIDDEN, MLP, KV, VOCABULARY = 4096, 14336, 1024, 128256
 INPUTS = 3 * HIDDEN + HIDDEN + 2 * HIDDEN
@@ -46,6 +48,23 @@ def test_tensor_parallelism_divides_one_matrix_of_each_layer() -> None:
     layer = INPUTS - HIDDEN + HIDDEN // 4 + MLP // 4 + each + 2 * HIDDEN
     (held,) = slots(models.LLAMA_8B, adapters=1, adapter_rank=8, tensor=4)
     assert held == 8 * 2 * (32 * layer + 2 * (VOCABULARY + HIDDEN))
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_adapters_loaded_at_run_time_take_host_memory_whole_on_every_rank(gpus: int) -> None:
+    found = files(models.LLAMA_8B)
+    model = ModelProbe(config=found.config, weights=found.weights)
+
+    def host_bytes(*options: str) -> int:
+        layout = [f"pools.prefill.gpus={gpus}", "pools.prefill.engine.tensor_parallel_size=2"]
+        deployment = load(None, [*layout, *options])
+        return replica_bytes(deployment, deployment.pools[0], model)
+
+    loading = "lora_loading={allow: [/adapters], max_adapters: 3, max_rank: 64}"
+    (copies,) = slots(models.LLAMA_8B, adapters=3, adapter_rank=64)
+    (part,) = slots(models.LLAMA_8B, adapters=3, adapter_rank=64, tensor=2)
+    # The slots of a GPU are in its memory.
+    assert host_bytes(loading) - host_bytes() == 2 * (copies + (0 if gpus else part))
 
 
 def test_embedding_and_head_are_on_the_first_and_last_stage() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvasir.config.load.model_support import served_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec
-from kvasir.sizing.adapters import adapter_bytes
+from kvasir.sizing.adapters import adapter_bytes, adapter_copy_bytes
 from kvasir.sizing.host import ENGINE_BYTES, SMALL_KV_BYTES, least_kv_bytes
 from kvasir.sizing.pools import shape_of
 from kvasir.sizing.weights import rank_weights
@@ -22,16 +22,17 @@ ROUTER_BYTES = 250_000_000
 
 def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
     """Return the estimated host memory of one replica of `pool`: weights in the dtype in which they are
-    served, KV cache, tiers' memory, and the engine's processes. On a GPU, only the last two are on the host.
-    """
+    served, KV cache, adapters, tiers' memory, and the engine's processes. On a GPU, only the last three are
+    on the host."""
     engine = pool.engine
     if engine.kind == "sim":
         return SIM_ENGINE_BYTES
     arenas = arena_bytes(deployment) * engine.data_parallel_size
+    rank = ENGINE_BYTES + _copy_bytes(deployment, pool, model)
     if pool.gpus:
-        return engine.ranks * ENGINE_BYTES + arenas
+        return engine.ranks * rank + arenas
     weights = _weight_bytes(deployment, pool, model)
-    return weights + engine.ranks * (_kv_bytes(deployment, pool, model) + ENGINE_BYTES) + arenas
+    return weights + engine.ranks * (_kv_bytes(deployment, pool, model) + rank) + arenas
 
 
 def _weight_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
@@ -43,6 +44,13 @@ def _weight_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
     stages = rank_weights(model.config, model.weights, shape)
     adapters = adapter_bytes(model.config, model.weights, shape)
     return (sum(stages) + sum(adapters)) * pool.engine.tensor_parallel_size * pool.engine.data_parallel_size
+
+
+def _copy_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
+    """Return what one rank keeps of adapters beside their slots, which are counted with the weights."""
+    if model.config is None:
+        return 0
+    return adapter_copy_bytes(model.config, model.weights, shape_of(deployment, pool, max_model_len=1))
 
 
 def _kv_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> int:
