@@ -13,17 +13,33 @@ from kvasir_platform.cluster.preflight.cpus import has_amx
 pytestmark = pytest.mark.slow
 
 
-def test_vllms_kernels_of_mxfp4_and_mamba_2_on_cpus_are_those_that_the_check_knows() -> None:
+def test_vllms_kernels_of_packed_weights_and_mamba_2_on_cpus_are_those_that_the_check_knows() -> None:
     pytest.importorskip("vllm")
     from vllm.model_executor.kernels.linear import init_mxfp4_linear_kernel, init_nvfp4_linear_kernel
-    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsMxfp4
+    from vllm.model_executor.kernels.linear.scaled_mm.cpu import (
+        CPUFp8BlockScaledMMKernel,
+        CPUFp8PerTensorScaledMMLinearKernel,
+    )
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (
+        CPUExpertsFp8,
+        CPUExpertsInt4,
+        CPUExpertsMxfp4,
+    )
     from vllm.model_executor.layers.mamba.ops.cpu import mamba_ssm
+    from vllm.model_executor.layers.quantization.utils.quant_utils import (
+        kFp8DynamicTokenSym,
+        kFp8StaticChannelSym,
+    )
     from vllm.model_executor.models import registry
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         pytest.skip("this vLLM is not for CPUs")
-    assert CPUExpertsMxfp4._supports_current_device() == has_amx()
+    for experts in (CPUExpertsMxfp4, CPUExpertsInt4, CPUExpertsFp8):
+        assert experts._supports_current_device() == has_amx(), experts
+    for linear in (CPUFp8BlockScaledMMKernel, CPUFp8PerTensorScaledMMLinearKernel):
+        assert linear.is_supported()[0] == has_amx(), linear
+    assert not CPUExpertsFp8._supports_quant_scheme(kFp8StaticChannelSym, kFp8DynamicTokenSym)
     with pytest.raises(ValueError, match="Failed to find a kernel that can implement the MXFP4 linear"):
         init_mxfp4_linear_kernel()
     with pytest.raises(ValueError, match="Failed to find a kernel that can implement the NVFP4 linear"):

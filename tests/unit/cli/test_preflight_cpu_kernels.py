@@ -10,6 +10,7 @@ import pytest
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.load.loader import load
+from kvasir.sizing.weights import WeightKind, WeightPart
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.cpus import has_amx
 from kvasir_platform.cluster.preflight.finding import Finding
@@ -35,12 +36,23 @@ PACKED = LLAMA | {
         "config_groups": {"group_0": {"format": "mxfp4-pack-quantized"}},
     }
 }
-INT4 = LLAMA | {
-    "quantization_config": {
-        "quant_method": "compressed-tensors",
-        "config_groups": {"group_0": {"format": "pack-quantized"}},
-    }
-}
+
+
+def quantized(config: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    return config | {"quantization_config": settings}
+
+
+def compressed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
+    group = {"format": "any", "targets": ["Linear"], "weights": weights}
+    return quantized(config, quant_method="compressed-tensors", config_groups={"group_0": group})
+
+
+MIXTURE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 4}
+INT4 = {"type": "int", "num_bits": 4, "strategy": "group"}
+FP8 = {"type": "float", "num_bits": 8, "strategy": "channel"}
+FP8_BLOCKS = FP8 | {"strategy": "block"}
+PACKED_EXPERTS = (WeightPart(WeightKind.EXPERT, 0, last=True, fixed=4096),)
+PLAIN_EXPERTS = (WeightPart(WeightKind.EXPERT, 0, last=True, elements=4096),)
 MAMBA = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "model_type": "granitemoehybrid",
@@ -48,9 +60,11 @@ MAMBA = {
 }
 
 
-def found(raw: dict[str, Any], *options: str, **machine: Any) -> list[Finding]:
+def found(
+    raw: dict[str, Any], *options: str, weights: tuple[WeightPart, ...] = (), **machine: Any
+) -> list[Finding]:
     config = ModelConfig(Path("/m"), raw | {"max_position_embeddings": 4096}, raw)
-    model = ModelProbe(folder="/m", config=config, files=frozenset({"tokenizer.json"}))
+    model = ModelProbe(folder="/m", config=config, files=frozenset({"tokenizer.json"}), weights=weights)
     facts = replace(MACHINE, model=model, **machine)
     deployment = load(None, ["disaggregation=never", "pools=[{name: all, role: both}]", *options])
     return [each for each in examine(deployment, facts) if each.check == "model" and each.level != "ok"]
@@ -68,8 +82,49 @@ def test_experts_in_mxfp4_are_refused_on_a_cpu_without_amx_and_the_way_out_is_na
 def test_experts_in_mxfp4_run_on_a_cpu_with_amx_and_on_a_gpu() -> None:
     assert found(EXPERTS, amx=True) == []
     assert found(EXPERTS, installed={"vllm": "0.32.0", "ray": "2.60.0"}, gpus=1) == []
-    assert found(GPT_OSS) == found(INT4) == []
+    assert found(GPT_OSS) == found(compressed(LLAMA, **INT4)) == []
     assert found(EXPERTS, "pools.all.engine.kind=sim") == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "options", "what"),
+    [
+        (
+            quantized(LLAMA, quant_method="fp8", weight_block_size=[128, 128]),
+            [],
+            "FP8 with a scale for each block",
+        ),
+        (quantized(LLAMA, quant_method="fp8"), [], "FP8 with a scale for each tensor"),
+        (compressed(LLAMA, **FP8_BLOCKS), [], "FP8 with a scale for each block"),
+        (LLAMA, ["model.quantization=fp8_per_block"], "FP8 with a scale for each block"),
+        (quantized(MIXTURE, quant_method="awq", bits=4), [], "experts are in INT4"),
+        (quantized(MIXTURE, quant_method="gptq", bits=4), [], "experts are in INT4"),
+        (compressed(MIXTURE, **INT4), [], "experts are in INT4"),
+    ],
+)
+def test_blocks_of_fp8_and_experts_in_int4_are_refused_on_a_cpu_without_amx(
+    raw: dict[str, Any], options: list[str], what: str
+) -> None:
+    weights = PACKED_EXPERTS if "experts" in what else ()
+    (finding,) = found(raw, *options, weights=weights)
+    assert finding.level == "error"
+    assert what in finding.message
+    assert "AMX" in finding.message
+    assert "GPU" in finding.remedy
+    assert found(raw, *options, weights=weights, amx=True) == []
+
+
+@pytest.mark.parametrize("weights", [INT4, FP8])
+def test_experts_that_a_checkpoint_keeps_in_16_bits_are_no_reason_to_refuse_it(
+    weights: dict[str, Any],
+) -> None:
+    assert found(compressed(MIXTURE, **weights), weights=PLAIN_EXPERTS) == []
+
+
+def test_experts_in_fp8_without_blocks_are_refused_on_every_cpu() -> None:
+    (finding,) = found(compressed(MIXTURE, **FP8), weights=PACKED_EXPERTS, amx=True)
+    assert finding.level == "error"
+    assert "experts are in FP8 without blocks" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ _WITH_AMX = (
     "take the model in bfloat16, or run it on a GPU or on a CPU with AMX (such as 4th generation Intel Xeon)"
 )
 _PACKED = "mxfp4-pack-quantized"
+_NEEDS_AMX = "for which vLLM's kernel needs a CPU with AMX, and this one has none"
 _MAMBA2 = frozenset(
     (
         "FalconH1ForCausalLM",
@@ -31,24 +32,25 @@ _MAMBA2 = frozenset(
 _SHORT_CONVOLUTIONS = frozenset(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"))
 
 
-def mxfp4_problem(
-    wanted: str, quantization: Mapping[str, Any] | None, *, amx: bool
+def kernel_problem(
+    wanted: str, quantization: Mapping[str, Any] | None, *, packed_experts: bool, amx: bool
 ) -> tuple[str, str] | None:
-    """Return why weights in MXFP4 cannot be computed with on a CPU with or without AMX, and what to do; None
+    """Return why quantized weights cannot be computed with on a CPU with or without AMX, and what to do; None
     if they can, or there are none. `wanted` is model.quantization, and `quantization` what the checkpoint
-    declares."""
+    declares; `packed_experts`: it has experts that are quantized."""
     declared = declared_method(quantization)
-    if declared in ("mxfp4", "gpt_oss_mxfp4"):
-        why = "its experts are in MXFP4, for which vLLM's kernel needs a CPU with AMX, and this one has none"
-        return None if amx else (why, _WITH_AMX)
+    stated = quantization or {}
     if wanted == "mxfp4" and not declared:
         return (
             "model.quantization is mxfp4, and vLLM has no kernel for linear layers in MXFP4 on CPUs",
             "set fp8_per_channel or int8",
         )
-    if declared == "compressed-tensors" and _PACKED in _formats(quantization or {}):
+    if declared == "compressed-tensors" and _PACKED in _formats(stated):
         return "its linear layers are in MXFP4, for which vLLM has no kernel on CPUs", _ANYWHERE
-    return None
+    if packed_experts and _in_fp8(declared, stated) and not _in_fp8_blocks(declared, stated):
+        return "its experts are in FP8 without blocks, for which vLLM has no kernel on CPUs", _ANYWHERE
+    what = _computed_with_amx(wanted, declared, stated, packed_experts=packed_experts)
+    return None if amx or not what else (f"{what}, {_NEEDS_AMX}", _WITH_AMX)
 
 
 def loses_prefixes(architectures: Sequence[str]) -> bool:
@@ -58,8 +60,50 @@ def loses_prefixes(architectures: Sequence[str]) -> bool:
     return not (_MAMBA2 | _SHORT_CONVOLUTIONS).isdisjoint(architectures)
 
 
+def _computed_with_amx(
+    wanted: str, declared: str, quantization: Mapping[str, Any], *, packed_experts: bool
+) -> str:
+    """Return which weights need AMX, "" for none."""
+    if declared in ("mxfp4", "gpt_oss_mxfp4"):
+        return "its experts are in MXFP4"
+    if _in_fp8_blocks(declared, quantization) or (wanted == "fp8_per_block" and not declared):
+        return "its weights are in FP8 with a scale for each block"
+    if declared == "fp8":
+        return "its weights are in FP8 with a scale for each tensor"
+    if packed_experts and _in_four_bits(declared, quantization):
+        return "its experts are in INT4"
+    return ""
+
+
+def _in_fp8_blocks(declared: str, quantization: Mapping[str, Any]) -> bool:
+    if declared == "fp8":
+        return bool(quantization.get("weight_block_size"))
+    return any(each.get("strategy") == "block" for each in _weights(declared, quantization, "float", 8))
+
+
+def _in_fp8(declared: str, quantization: Mapping[str, Any]) -> bool:
+    return declared == "fp8" or bool(_weights(declared, quantization, "float", 8))
+
+
+def _in_four_bits(declared: str, quantization: Mapping[str, Any]) -> bool:
+    if declared in ("awq", "gptq"):
+        return bool(quantization.get("bits", 4) == 4)
+    return bool(_weights(declared, quantization, "int", 4))
+
+
+def _weights(declared: str, quantization: Mapping[str, Any], kind: str, bits: int) -> list[Mapping[str, Any]]:
+    """Return what compressed-tensors says of weights of this kind."""
+    if declared != "compressed-tensors":
+        return []
+    stated = [group.get("weights") for group in _groups(quantization)]
+    numbers = [each for each in stated if isinstance(each, dict)]
+    return [each for each in numbers if (each.get("type"), each.get("num_bits")) == (kind, bits)]
+
+
 def _formats(quantization: Mapping[str, Any]) -> set[str]:
+    return {str(each.get("format") or "") for each in (quantization, *_groups(quantization))}
+
+
+def _groups(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     groups = quantization.get("config_groups")
-    each = groups.values() if isinstance(groups, dict) else ()
-    stated = [quantization, *(group for group in each if isinstance(group, dict))]
-    return {str(group.get("format") or "") for group in stated}
+    return [each for each in groups.values() if isinstance(each, dict)] if isinstance(groups, dict) else []

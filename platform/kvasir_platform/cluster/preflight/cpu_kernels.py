@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvasir.config.checks.cpu_kernels import loses_prefixes, mxfp4_problem
+from kvasir.config.checks.cpu_kernels import kernel_problem, loses_prefixes
 from kvasir.config.spec.deployment import Deployment
+from kvasir.sizing.weights import WeightKind
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
 
@@ -16,7 +17,10 @@ def cpu_kernel_findings(view: Deployment, model: ModelProbe, *, amx: bool) -> It
     if model.config is None or not pools:
         return
     name = view.model.name
-    if problem := mxfp4_problem(view.model.quantization, model.config.quantization, amx=amx):
+    packed = any(part.kind is WeightKind.EXPERT and (part.fixed or part.packed) for part in model.weights)
+    if problem := kernel_problem(
+        view.model.quantization, model.config.quantization, packed_experts=packed, amx=amx
+    ):
         message, remedy = problem
         yield Finding("model", "error", f"{name}: {message}", remedy)
     cached = [pool.name for pool in pools if pool.engine.prefix_caching]
