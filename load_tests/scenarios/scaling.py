@@ -234,18 +234,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=("pools", "start-up"), help="measure one part (both)")
     parser.add_argument("--no-report", action="store_true", help="only print")
     args = parser.parse_args(argv)
-    found = []
     if args.only != "start-up":
-        found += [
-            row for engine in args.engines.split(",") for row in rows(engine, _rounds(engine, args.rounds))
-        ]
+        for engine in args.engines.split(","):
+            _report(rows(engine, _rounds(engine, args.rounds)), keep=not args.no_report)
     if args.only != "pools":
-        found += start_up.measure(args.rounds)
-    for row in found:
-        print(f"{row.name}: {row.value:.3g} {row.unit} {row.spread or ''} {row.note}")
-    if not args.no_report:
-        print(write("scaling", "make bench-scaling", merged(read(REPORTS / "scaling.json"), found)))
+        for found in start_up.measure(args.rounds):
+            _report(found, keep=not args.no_report)
     return 0
+
+
+def _report(found: Sequence[Row], *, keep: bool) -> None:
+    """Print rows and, with `keep`, put them into the report at once: what follows takes minutes, and may be
+    interrupted."""
+    for row in found:
+        print(f"{row.name}: {row.value:.3g} {row.unit} {row.spread or ''} {row.note}", flush=True)
+    if keep:
+        print(write("scaling", "make bench-scaling", merged(read(REPORTS / "scaling.json"), found)))
 
 
 def merged(kept: Sequence[Row], found: Sequence[Row]) -> list[Row]:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.kit.models.sharded import make_sharded
@@ -77,32 +77,31 @@ def evict(folder: Path) -> None:
             os.close(descriptor)
 
 
-def measure(rounds: int) -> list[Row]:
-    """Measure all variants `rounds` times."""
+def measure(rounds: int) -> Iterator[list[Row]]:
+    """Measure all variants `rounds` times, and yield the rows of all rounds so far after each, which takes
+    minutes."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="kvasir-start-") as made:
         model = make_sharded(Path(made) / "model", LAYERS)
         size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
         for number in range(rounds):
-            for name, took in _round(model, Path(made)).items():
+            for name, took in _round(model, Path(made)):
                 found.setdefault(name, []).append(took)
-                print(f"  round {number + 1}: {name}: {took:.1f} s", flush=True)
-    return rows(found, size)
+                print(f"  round {number + 1} of {rounds}: {name}: {took:.1f} s", flush=True)
+            yield rows(found, size)
 
 
-def _round(model: Path, made: Path) -> Mapping[str, float]:
-    found: dict[str, float] = {}
+def _round(model: Path, made: Path) -> Iterator[tuple[str, float]]:
     kept = f"worker.compile_cache_dir={made / 'eager'}"
     for strategy in ("lazy", "prefetch"):
         evict(model)
-        found[strategy] = start_s(f"model.source={model}", f"model.load.strategy={strategy}", kept)
-    found["warm"] = start_s(f"model.source={model}", "model.load.strategy=prefetch", kept)
+        yield strategy, start_s(f"model.source={model}", f"model.load.strategy={strategy}", kept)
+    yield "warm", start_s(f"model.source={model}", "model.load.strategy=prefetch", kept)
     shutil.rmtree(made / "compiled", ignore_errors=True)
     kept = f"worker.compile_cache_dir={made / 'compiled'}"
-    found["eager"] = start_s(f"model.source={TINY}", EAGER, kept)
-    found["compiled, empty"] = start_s(f"model.source={TINY}", COMPILED, kept)
-    found["compiled, kept"] = start_s(f"model.source={TINY}", COMPILED, kept)
-    return found
+    yield "eager", start_s(f"model.source={TINY}", EAGER, kept)
+    yield "compiled, empty", start_s(f"model.source={TINY}", COMPILED, kept)
+    yield "compiled, kept", start_s(f"model.source={TINY}", COMPILED, kept)
 
 
 def rows(found: Mapping[str, Sequence[float]], size: int) -> list[Row]:
