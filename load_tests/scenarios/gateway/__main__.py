@@ -3,15 +3,16 @@
 Kvasir is the router process that `make up` starts, with all its defaults: a tokenizer of realistic size, API
 keys, a tenant's limits, admission, decision records, metrics and a filled index, in front of scripted workers
 over real gRPC, each of which runs whole requests. In the rows of `kvasir-apart` half of the workers prefill
-and half of them decode; in those of `kvasir-no-fast-path` every delta goes through the request machine; in
-those of `kvasir-observed` one in a hundred traces and each slow or failed call is exported, latencies have
-exemplars, the console's pages are read once a second, and metrics are scraped. Peers run in front of workers
-that give the same answers at the same rate over the peers' protocol. Client, systems and workers share the
-machine; the CPU of the process under test is compared.
+and half of them decode; in those of `kvasir-no-fast-path` every delta goes through the request machine. Peers
+run in front of workers that give the same answers at the same rate over the peers' protocol. Rows of
+`observability` compare routers with all of it on and with all of it off: costs, traces, exemplars, records of
+decisions, the console and Prometheus. Client, systems and workers share the machine; the CPU of the process
+under test is compared.
 
     make bench-gateway
     make bench-gateway ARGS="--quick"                 a look; writes no report
     make bench-gateway ARGS="--peers haproxy,dynamo"  or none
+    make bench-gateway ARGS="--only observability"    these rows; the others stay as the report has them
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvasir import native
-from load_tests.report import Row, write
-from load_tests.scenarios.gateway import bodies, measure, pacing
+from load_tests.report import REPORTS, Row, read, write
+from load_tests.scenarios.gateway import bodies, measure, observability, pacing
 from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import Child, ProcessError
@@ -74,7 +75,6 @@ def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> li
         "dynamo": stand.dynamo,
     }
     systems = [stand.direct(), stand.kvasir(), stand.kvasir(apart=True), stand.kvasir(fast_path=False)]
-    systems.append(stand.observed())
     for system in systems:
         await_serving(client, system)
     for name in names:
@@ -131,6 +131,21 @@ def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]
     return rows, digest
 
 
+def all_rows(folder: Path, peers: list[str], *, quick: bool, only: str | None) -> list[Row]:
+    """The rows of the report: of what was measured, and those that it has if `only` some were. Raise
+    ProcessError."""
+    rows: list[Row] = []
+    if only is None:
+        rows, digest = run(folder, peers, quick=quick)
+        say(f"configuration {digest}")
+    elif not quick:
+        rows = observability.without_these(read(REPORTS / "gateway.json"))
+    if only is None and quick:
+        return rows
+    rounds, scale = (2, QUICK_SCALE) if quick else (observability.ROUNDS, 1.0)
+    return rows + observability.observability_rows(folder, rounds=rounds, scale=scale)
+
+
 def main() -> None:
     """Measure, write the report and print its table."""
     parser = argparse.ArgumentParser(
@@ -140,6 +155,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one short round; writes no report")
     parser.add_argument("--peers", default=",".join(PEERS), help="none, or names of: " + ", ".join(PEERS))
+    parser.add_argument("--only", choices=("observability",), help="measure these rows, and keep the others")
     args = parser.parse_args()
     peers = [] if args.peers == "none" else args.peers.split(",")
     if unknown := [name for name in peers if name not in PEERS]:
@@ -149,13 +165,13 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvasir-bench-") as folder:
         try:
-            rows, digest = run(Path(folder), peers, quick=args.quick)
+            rows = all_rows(Path(folder), peers, quick=args.quick, only=args.only)
         except ProcessError as error:
             sys.exit(str(error))
-    say(f"configuration {digest}, {time.monotonic() - began:.0f} s")
+    say(f"{time.monotonic() - began:.0f} s")
     if args.quick:
         for row in rows:
-            aims = f"(target {row.target}, peer {row.peer})"
+            aims = f"(target {row.target}, peer {row.peer}, ratio {row.ratio})"
             print(f"{row.name}: {row.value:.4g} {row.unit} {aims} {row.note[:300]}")
         return
     asked = "" if args.peers == ",".join(PEERS) else f' ARGS="--peers {args.peers}"'

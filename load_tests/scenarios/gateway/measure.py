@@ -77,10 +77,10 @@ def one_round(client: Child, systems: Sequence[System], samples: Samples, scale:
         ttft(client, system, samples, scale)
     for system in systems:
         if system.workers is None:
-            samples.add(system.name, chunk_name(0), _chunks(client, system, 0, scale))
+            samples.add(system.name, chunk_name(0), chunks(client, system, 0, scale))
             continue
         for deltas in DELTAS_A_MESSAGE:
-            samples.add(system.name, chunk_name(deltas), _chunks(client, system, deltas, scale))
+            samples.add(system.name, chunk_name(deltas), chunks(client, system, deltas, scale))
 
 
 def ttft(client: Child, system: System, samples: Samples, scale: float) -> None:
@@ -89,7 +89,7 @@ def ttft(client: Child, system: System, samples: Samples, scale: float) -> None:
     samples.add(system.name, "ttft", client.ask(system.order("ttft", count=count)))
 
 
-def _chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
+def chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
     """Streams that do not end, with `deltas` per message where the system's workers batch several."""
     streams = FEWER_STREAMS.get(deltas, STREAMS)
     before: Figures = {}

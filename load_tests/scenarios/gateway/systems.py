@@ -21,9 +21,9 @@ from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import ROOT, Child, ProcessError, free_port
 
 WORKERS = 4
-TRACE_SHARE = 0.01
 _START_S = 90.0
 _MODULE = "load_tests.scenarios.gateway"
+_OBSERVER = "tests.kit.observability.gateway_observer"
 
 
 @dataclass(slots=True)
@@ -113,15 +113,26 @@ class Stand:
         child, addresses = self._http_workers()
         return System("direct", addresses[0], child, "")
 
-    def observed(self) -> System:
-        """The router process with one in a hundred traces exported, exemplars, the console's pages read once
-        a second, and metrics scraped."""
-        observer = self.child("observer", [sys.executable, "-m", "tests.kit.observability.gateway_observer"])
+    def observed(self, trace_share: float) -> System:
+        """The router process with everything on by which operators see what it does: costs in a file, traces,
+        of which `trace_share` are exported whole, exemplars, the console's pages read once a second, and
+        metrics scraped."""
+        observer = self.child(f"observer-{trace_share:g}", [sys.executable, "-m", _OBSERVER])
         collector = observer.hear(_START_S)["collector"]
-        telemetry = {"otlp_endpoint": collector, "trace_share": TRACE_SHARE, "exemplars": True}
-        system = self.kvasir(telemetry=telemetry)
+        name = f"observed-{trace_share:g}"
+        fields = {
+            "telemetry": {"otlp_endpoint": collector, "trace_share": trace_share, "exemplars": True},
+            "cost": {"file": str(self._folder / f"{name}.sqlite")},
+        }
+        system = self.kvasir(name=name, fields=fields)
         observer.ask({"address": system.address, "key": system.key})
         return system
+
+    def unobserved(self, name: str) -> System:
+        """The router process with everything off that the spec can switch off of it: costs, traces, exemplars
+        and records of decisions. Nothing reads its pages."""
+        fields = {"cost": {"enabled": False}, "routing": {"decision_records": 0}}
+        return self.kvasir(name=name, fields=fields)
 
     def kvasir(
         self,
@@ -129,12 +140,13 @@ class Stand:
         apart: bool = False,
         fast_path: bool = True,
         tree: Path = ROOT,
-        telemetry: Mapping[str, Any] | None = None,
+        name: str = "",
+        fields: Mapping[str, Any] | None = None,
     ) -> System:
         """The router process as `make up` starts it, with static discovery, of the checkout `tree`, whose
-        native extension is built. `telemetry` are fields of the spec's, if they are not the defaults."""
-        name = "kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path"
-        name = name if telemetry is None else "kvasir-observed"
+        native extension is built. `fields` are those of the spec that are not the defaults, and `name` is
+        what it is then called."""
+        name = name or ("kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path")
         if tree != ROOT:
             name += f"-{tree.name}"
         env = packages_of(tree)
@@ -142,7 +154,7 @@ class Stand:
         folder.mkdir()
         key = new_key()
         (folder / "keys").write_text(key_line(hash_of(key), KeyEntry("bench")) + "\n")
-        deployment = spec(self._source, folder, apart=apart) | {"telemetry": dict(telemetry or {})}
+        deployment = spec(self._source, folder, apart=apart) | dict(fields or {})
         file = folder / "kvasir.yaml"
         file.write_text(json.dumps(deployment))
         endpoints = []

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from load_tests.scenarios.gateway import rows
+from load_tests.report import Row
+from load_tests.scenarios.gateway import observability, rows
 from load_tests.scenarios.gateway.client import BenchError, Conversation
 from load_tests.scenarios.gateway.measure import Samples
 from load_tests.scenarios.gateway.pacing import Ticker
@@ -209,3 +210,39 @@ def test_the_peer_of_a_row_is_the_cheapest_that_routes_and_not_the_floor() -> No
     assert row.peer == pytest.approx(0.25)
     assert row.ratio == pytest.approx(0.8)
     assert row.met
+
+
+def test_what_observing_costs_is_the_median_of_the_ratios_within_rounds() -> None:
+    samples = Samples()
+    # The machine slows down from round to round, by more than the routers differ.
+    for drift in (1.0, 2.0, 4.0):
+        for name, cpu in (("off", 1.0), ("on", 1.04), ("full", 1.3), ("twin", 1.0)):
+            for what, of in (("100 B", "count"), ("chunk, 32", "tokens")):
+                samples.add(name, what, {"cpu_s": cpu * drift, of: 1000})
+    names = {"off": "off", "sampled": "on", "traced": "full", "control": "twin"}
+    found = {row.name: row for row in observability.rows_of(samples, names)}
+    assert len(found) == 6
+    on, full = found["observability, 100 B, sampled"], found["observability, 100 B, traced"]
+    assert on.value == pytest.approx(2080.0)
+    assert on.peer == pytest.approx(2000.0)
+    assert on.ratio == pytest.approx(1.04)
+    assert on.met
+    assert full.ratio == pytest.approx(1.3)
+    assert full.met is None
+
+
+def test_routers_take_turns_at_each_place_of_a_round() -> None:
+    orders = [observability.turned("abcd", number) for number in range(observability.ROUNDS)]
+    assert {tuple(sorted(order)) for order in orders} == {tuple("abcd")}
+    for place in range(4):
+        assert sorted(order[place] for order in orders) == sorted("abcd" * 2)
+
+
+def test_other_rows_of_the_report_keep_the_commit_at_which_they_were_measured() -> None:
+    report = [
+        Row("request, 100 B", 0.8, "CPU s/1k", "lower", commit="old"),
+        Row("observability, 100 B, sampled", 900.0, "CPU µs a request", "lower", commit="old"),
+    ]
+    assert [(row.name, row.commit) for row in observability.without_these(report)] == [
+        ("request, 100 B", "old")
+    ]
