@@ -23,7 +23,7 @@ from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.session import Dialer
 from kvasir_router.adapters.control import AdapterControl
 from kvasir_router.admission.from_spec import rules_of
-from kvasir_router.decide import CostRates, RateBook, WorkerPriors, make_policy, rates_of
+from kvasir_router.decide import CostRates, NamedPolicies, RateBook, WorkerPriors, make_policy, rates_of
 from kvasir_router.decide.links import LinkSetting, link_rates_of
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.embeddings.machine import EmbeddingMachine
@@ -76,12 +76,7 @@ def make_machine(
         hash_blocks=hash_blocks,
         expected_output_tokens=deployment.gateway.default_max_tokens,
         index_modes={pool.name: IndexMode(pool.kv_index) for pool in deployment.pools},
-        policies={
-            rule.policy: make_policy(rule.policy, deployment.disaggregation, rng)
-            for route in deployment.routes
-            for rule in route.rules
-            if rule.policy is not None
-        },
+        policies=NamedPolicies(deployment.disaggregation, rng),
         decisions=decisions,
         health=routing.health,
         gap=RoleGap(routing.cross_role_after_s, on_gap),

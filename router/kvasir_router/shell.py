@@ -134,7 +134,9 @@ class Router(RouterViews):
     # -- RouterPort ------------------------------------------------------------------------------
 
     def submit(self, request: Request, sink: StreamSink) -> None:
-        """See RouterPort. Also raises RequestError (`duplicate_request`)."""
+        """See RouterPort. Also raises RequestError (`duplicate_request`, `worker_not_found`)."""
+        if request.worker:
+            self._members.check_known(request.worker)
         self._demand.arrived(request)
         try:
             effects = self._machine.handle(RequestArrived(request), self._clock.now())

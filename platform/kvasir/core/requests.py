@@ -362,7 +362,7 @@ class Request:
     and `key` identifies the API key that sent it, "" without one. Smaller values of `priority` run sooner.
     `trace_context` is a W3C traceparent, followed by a space and the tracestate if there is one. `route_arm`
     is None if the client named a model. `policy` is the routing policy that places it, "" for that of the
-    deployment.
+    deployment. `worker` runs the part of it that its role allows, unless it cannot; "" for any.
     """
 
     request_id: str
@@ -384,3 +384,4 @@ class Request:
     route_arm: RouteArm | None = None
     policy: str = ""
     key: str = ""
+    worker: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from kvasir.core.errors import ConfigError
@@ -22,6 +22,7 @@ __all__ = [
     "CostWeights",
     "Disaggregation",
     "LeastLoaded",
+    "NamedPolicies",
     "RateBook",
     "RoundRobin",
     "WorkerPriors",
@@ -40,3 +41,23 @@ def make_policy(name: str, disaggregation: str, rng: Rng) -> RoutingPolicy:
     if name not in POLICIES:
         raise ConfigError(f"routing policy {name!r} is none of {', '.join(POLICIES)}")
     return POLICIES[name](Disaggregation(disaggregation), rng)
+
+
+class NamedPolicies(Mapping[str, RoutingPolicy]):
+    """The policies that rules of routes and operators name, each made when a request first names it."""
+
+    def __init__(self, disaggregation: str, rng: Rng) -> None:
+        self._disaggregation = disaggregation
+        self._rng = rng
+        self._made: dict[str, RoutingPolicy] = {}
+
+    def __getitem__(self, name: str) -> RoutingPolicy:
+        if name not in self._made and name in POLICIES:
+            self._made[name] = make_policy(name, self._disaggregation, self._rng)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(POLICIES)
+
+    def __len__(self) -> int:
+        return len(POLICIES)

@@ -38,10 +38,9 @@ class Fleet:
 
     `hash_blocks(request, block_size)` returns the hashes of the prompt's whole blocks as array('Q'), for
     requests without hashes. `index_modes` are by pool, with HYBRID as the default. `policies` are those that
-    requests can name.
-    `decisions` records every plan, and `decided_s` is the duration of the last decision. `received` counts
-    transfers, `eased` events that may have made room, and `changed` the changes of the serving workers.
-    `gap` is the gap in its roles.
+    requests can name. `decisions` records every plan, and `decided_s` is the duration of the last decision.
+    `received` counts transfers, `eased` events that may have made room, and `changed` the changes of the
+    serving workers. `gap` is the gap in its roles.
     """
 
     def __init__(
@@ -224,7 +223,8 @@ class Fleet:
             session=request.session,
             single_worker=any_role or request.sampling.prompt_logprobs is not None,
         )
-        policy = self._policies.get(request.policy, self._policy)
+        named = request.policy
+        policy = self._policies.get(named, self._policy) if named else self._policy
         unwell = self.health.avoided(now)
         depths = self.index.match(names)
         for selection in self._selections.of(request, frozenset(avoid), unwell, prefilled_on):

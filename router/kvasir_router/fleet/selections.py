@@ -46,7 +46,10 @@ class Selections:
         prefilled_on: RoutingTarget | None,
     ) -> Iterator[Selection]:
         """Return the places that serve this request, in the order to try: without the workers of both sets,
-        then with those in `avoid`, then with all. With `prefilled_on`, that place and those that decode."""
+        then with those in `avoid`, then with all. With `prefilled_on`, that place and those that decode. A
+        request with a worker avoids those that could stand in for it."""
+        if request.worker:
+            avoid |= self._others(request.worker)
         if self._revision != self._index.revision:
             self._kept.clear()
             self._revision = self._index.revision
@@ -56,6 +59,18 @@ class Selections:
             if len(selection.targets) != size:
                 size = len(selection.targets)
                 yield selection
+
+    def _others(self, worker_id: str) -> frozenset[str]:
+        """Return the workers that could stand in for this one: of its role, all for one of role BOTH; none if
+        it is unknown."""
+        named = self._workers.get(worker_id)
+        if named is None:
+            return frozenset()
+        return frozenset(
+            each
+            for each, worker in self._workers.items()
+            if each != worker_id and named.role in (Role.BOTH, worker.role)
+        )
 
     def _selected(
         self, request: Request, without: frozenset[str], prefilled_on: RoutingTarget | None

@@ -149,13 +149,16 @@ class SessionMembers:
             elif member.left:
                 self._return(worker_id, member)
 
+    def check_known(self, worker_id: str) -> None:
+        """Raise RequestError for a worker that is no member."""
+        if worker_id not in self._members:
+            raise no_such_worker(worker_id, self._members)
+
     def ask_drain(self, worker_id: str, draining: bool, reason: str) -> None:
         """See RouterPort.drain."""
-        member = self._members.get(worker_id)
-        if member is None:
-            raise no_such_worker(worker_id, self._members)
+        self.check_known(worker_id)
         try:
-            member.session.send(SetDraining(draining, reason))
+            self._members[worker_id].session.send(SetDraining(draining, reason))
         except UpstreamError as error:
             raise UpstreamError(
                 f"{worker_id} cannot be reached: {error.message}; try again once `kvasir get workers` does "

@@ -79,7 +79,7 @@ async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
     await pictured(tab, "request")
 
     await tab.open(f"{console}/#/playground")
-    await tab.until("document.querySelector('.playground option')")
+    await pick(tab, 0, "Model", "kvasir-tiny")
     await tab.type("textarea[aria-label=Prompt]", "Tell me of Kvasir.\n")
     await tab.until("document.querySelector('.timing')?.innerText.includes('finish')")
     timing = await tab.until("document.querySelector('.timing').innerText")
@@ -110,6 +110,51 @@ async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
     running.cancel()
     assert tab.console == []
     assert all(address.startswith(f"http://{product.address}/") for address in tab.asked), tab.asked
+
+
+PICK = """((side, name, value) => {
+  const labels = document.querySelectorAll(".playground fieldset")[side]?.querySelectorAll("label") ?? [];
+  const select = [...labels].find((each) => each.innerText.startsWith(name))?.querySelector("select");
+  if (![...(select?.options ?? [])].some((each) => each.value === value)) return false;
+  select.value = value;
+  select.dispatchEvent(new Event("change", { bubbles: true }));
+  return true;
+})"""
+ANSWERED = "[...document.querySelectorAll('.timing')].filter((each) => each.innerText.includes('ran on'))"
+
+
+async def pick(tab: Tab, side: int, name: str, value: str) -> None:
+    """Choose an option of one side of the playground, once it is there."""
+    await tab.until(f"{PICK}({side}, {json.dumps(name)}, {json.dumps(value)})")
+
+
+async def test_the_same_prompt_is_answered_by_two_workers_and_two_policies_side_by_side(
+    product: Any, tab: Tab
+) -> None:
+    await tab.open(f"http://{product.address}/console#/playground")
+    await pick(tab, 0, "Model", "kvasir-tiny")
+    await tab.click(".playground .check input")
+    await pick(tab, 0, "Worker", "decode-2")
+    await pick(tab, 1, "Worker", "decode-3")
+    await tab.type("textarea[aria-label=Prompt]", "Where do you run?\n")
+    await tab.until(f"{ANSWERED}.length === 2")
+    first, second = await tab.until(f"{ANSWERED}.map((each) => each.innerText)")
+    assert "decode-2" in first
+    assert "decode-3" in second
+    assert all(
+        name in each for each in (first, second) for name in ("TTFT", "ITL", "tokens/s", "policy\ncost")
+    )
+    await pictured(tab, "side-by-side")
+
+    for side, policy in enumerate(("round_robin", "least_loaded")):
+        await pick(tab, side, "Worker", "")
+        await pick(tab, side, "Policy", policy)
+    await tab.type("textarea[aria-label=Prompt]", "And as others would place you?\n")
+    await tab.until(f"{ANSWERED}.length === 4")
+    third, fourth = (await tab.until(f"{ANSWERED}.map((each) => each.innerText)"))[2:]
+    assert "policy\nround_robin" in third
+    assert "policy\nleast_loaded" in fourth
+    assert tab.console == []
 
 
 async def pictured(tab: Tab, view: str) -> None:

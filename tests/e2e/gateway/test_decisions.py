@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 
 from kvasir.config.spec.deployment import SloSpec
@@ -201,3 +202,10 @@ async def test_the_regret_of_all_decisions_is_summed_by_model_and_cause(edge: An
     body = json.loads((await edge.get("/decisions")).body)
     shown = {"judged": 3, "regretted": 1, "seconds": 0.75, "causes": {"queue": 0.5, "index": 0.25}}
     assert body == {"models": {"kvasir-tiny": shown}}
+
+
+async def test_a_request_for_a_worker_that_does_not_exist_is_refused_with_those_that_do(product: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="decode-2, decode-3, prefill-0") as refused:
+        await product.ask(**{"x-kvasir-worker": "decode-9"})
+    assert refused.value.code == "worker_not_found"
+    assert product.cluster.router.in_flight == 0

@@ -253,3 +253,21 @@ async def test_embeddings_are_charged_and_salted_too(start: Start, spec: dict[st
     assert all(stream.request.salt for stream in edge.router.streams)
     refused = client.embeddings.create(model="kvasir-tiny", input=[[1] * 500])
     assert await code_of(refused, openai.BadRequestError) == "token_limit_too_small"
+
+
+async def test_only_operators_choose_the_worker_and_the_policy_of_a_request(edge: Any) -> None:
+    for headers in ({"x-kvasir-worker": "decode-2"}, {"x-kvasir-policy": "round_robin"}):
+        refused = chat(edge, "free", extra_headers=headers)
+        assert await code_of(refused, openai.PermissionDeniedError) == "operator_only"
+    assert edge.router.streams == []
+    await chat(edge, "root", extra_headers={"x-kvasir-worker": "decode-2", "x-kvasir-policy": "round_robin"})
+    await chat(edge, "root")
+    asked, plain = (stream.request for stream in edge.router.streams)
+    assert (asked.worker, asked.policy) == ("decode-2", "round_robin")
+    assert (plain.worker, plain.policy) == ("", "")
+
+
+@pytest.mark.parametrize("headers", [{"x-kvasir-policy": "best"}, {"x-kvasir-worker": "w" * 257}])
+async def test_a_place_that_cannot_exist_is_refused(edge: Any, headers: dict[str, str]) -> None:
+    refused = chat(edge, "root", extra_headers=headers)
+    assert await code_of(refused, openai.BadRequestError) == "invalid_value"

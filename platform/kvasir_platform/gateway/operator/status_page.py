@@ -24,6 +24,7 @@ from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusRespo
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, RouteStatus, SizeForecast
 from kvasir_platform.gateway.operator.requests_page import MOST_RUNNING
 from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
+from kvasir_platform.gateway.tenants.wanted_place import POLICIES
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
 
@@ -97,6 +98,8 @@ class StatusPages:
             queues={model: asdict(view) for model, view in facts.queues.items()},
             verdict=verdict_of(facts),
             routes=self._routes(),
+            policy=self._deployment.routing.policy,
+            policies=POLICIES,
         )
         exchange.respond(200, msgspec.json.encode(shown))
 

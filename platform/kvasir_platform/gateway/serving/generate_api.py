@@ -34,6 +34,7 @@ from kvasir_platform.gateway.serving.context import GatewayContext, brownout_lin
 from kvasir_platform.gateway.serving.generation import Generation
 from kvasir_platform.gateway.serving.routed_call import RoutedApi, RoutedCall, RoutedRun
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
+from kvasir_platform.gateway.tenants.wanted_place import wanted_place
 from kvasir_platform.gateway.traffic.request_route import RequestRoute, request_route
 from kvasir_platform.gateway.traffic.shadows import ShadowCopy
 
@@ -127,13 +128,14 @@ class GenerateCall(RoutedCall):
         self._answers = answers
         self._asked = asked
         self._session = caller.session(session_name(exchange.request.headers, body.session))
+        self._place = wanted_place(exchange.request.headers, caller)
         self._requests: list[Request] = []
         self._stored_bytes = stored_bytes
         self._route = route
         if route is not None:
             self._lines = exchange.lines
             self._slo = route.routed.slo or self._slo
-            self._policy = route.routed.policy
+            self._place = self._place.or_policy(route.routed.policy)
 
     def start(self) -> None:
         """Choose the model, render the prompts, of a long conversation in a thread, and tokenize them. May

@@ -23,6 +23,7 @@ from kvasir_platform.gateway.serving.call_steps import ServedCall
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.tracing import trace_header, trace_of
 from kvasir_platform.gateway.tenants.caller import Caller, Charge
+from kvasir_platform.gateway.tenants.wanted_place import ANYWHERE
 
 
 class RoutedRun(Protocol):
@@ -63,7 +64,7 @@ class RoutedCall(ServedCall):
         "_charge",
         "_context",
         "_name",
-        "_policy",
+        "_place",
         "_prefixes",
         "_route_arm",
         "_salt",
@@ -98,7 +99,7 @@ class RoutedCall(ServedCall):
         self._name = f"{exchange.request_id}-{context.suffix()}"
         self._charge: Charge | None = None
         self._route_arm: RouteArm | None = None
-        self._policy = ""
+        self._place = ANYWHERE
 
     def _tokenize(self, prompts: Sequence[str | array[int]], *, add_special_tokens: bool) -> None:
         """Have `served` tokenize the prompts that are text."""
@@ -143,8 +144,9 @@ class RoutedCall(ServedCall):
             parsing=parsing,
             tenant=self.caller.tenant,
             route_arm=self._route_arm,
-            policy=self._policy,
+            policy=self._place.policy,
             key=self.exchange.key,
+            worker=self._place.worker,
         )
 
     def _begin(self, run: RoutedRun, charge: Charge) -> None:

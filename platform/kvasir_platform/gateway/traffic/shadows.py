@@ -116,6 +116,7 @@ class Shadows:
             tenant="",
             route_arm=None,
             policy="",
+            worker="",
         )
 
 

@@ -246,6 +246,20 @@ def test_avoided_workers_are_shown_only_when_the_others_do_not_suffice(stage: St
     ]
 
 
+def test_a_request_with_a_worker_avoids_those_that_could_stand_in_for_it(stage: Stage) -> None:
+    stage.join("p0", "p1", role=P)
+    stage.join("d0", "d1", role=D)
+    for worker_id, shown in (("p1", {"p1", "d0", "d1"}), ("d0", {"p0", "p1", "d0"})):
+        stage.policy.seen.clear()
+        stage.look(ask(worker=worker_id))
+        assert {target.worker_id for target in stage.policy.seen[0].targets} == shown
+    assert {target.worker_id for target in stage.policy.seen[-1].targets} == {"p0", "p1", "d0", "d1"}
+    stage.join("b", role=B)
+    stage.policy.seen.clear()
+    stage.look(ask(worker="b"))
+    assert stage.policy.seen[0].targets == (RoutingTarget("b"),)
+
+
 def test_where_the_prompt_is_computed_already_only_the_rest_is_decided(stage: Stage) -> None:
     stage.join("p0", "p1", role=P)
     stage.join("b", "d", role=B)

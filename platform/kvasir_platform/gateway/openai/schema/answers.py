@@ -293,7 +293,8 @@ class Readiness(Struct):
 
 class StatusResponse(Struct):
     """Status of the deployment, as `kvasir status` shows it. `reason` says why it is not ready; `readiness`
-    has the same for each model, and `queues` what waits for it (kvasir.ports.router.AdmissionView)."""
+    has the same for each model, and `queues` what waits for it (kvasir.ports.router.AdmissionView). `policy`
+    is the routing policy, one of `policies`."""
 
     deployment: str
     ready: bool
@@ -307,6 +308,8 @@ class StatusResponse(Struct):
     queues: dict[str, dict[str, Any]]
     verdict: StatusVerdict
     routes: list[RouteStatus] = []
+    policy: str = ""
+    policies: tuple[str, ...] = ()
 
 
 class Decisions(Struct):

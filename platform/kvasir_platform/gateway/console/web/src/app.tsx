@@ -97,7 +97,7 @@ function Signed({ view, item, again }: { view: string; item: string; again: () =
             <RequestPage key={item} id={item} />
           )
         ) : view === "playground" ? (
-          <Playground />
+          <Playground status={data} />
         ) : view === "scaling" ? (
           <Scaling status={data} history={history} />
         ) : view === "prefixes" ? (

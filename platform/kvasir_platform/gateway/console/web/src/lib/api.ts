@@ -30,9 +30,9 @@ export function keepKey(who: Who, key: string): void {
 /** Call a path below the gateway's root. Rejects with ApiError. */
 export async function call(
   path: string,
-  { who = "operator", body, signal }: { who?: Who; body?: unknown; signal?: AbortSignal } = {},
+  { who = "operator", body, signal, headers: more = {} }: { who?: Who; body?: unknown; signal?: AbortSignal; headers?: Record<string, string> } = {},
 ): Promise<Response> {
-  const headers: Record<string, string> = {};
+  const headers: Record<string, string> = { ...more };
   const key = who === "client" ? keyOf("client") || keyOf("operator") : keyOf("operator");
   if (key !== "") headers["authorization"] = `Bearer ${key}`;
   const options: RequestInit = { headers, cache: "no-store", credentials: "omit" };

@@ -8,12 +8,18 @@ export interface Message {
 }
 
 export interface Settings {
-  model: string;
   system: string;
   temperature: number;
   max_tokens: number;
   schema: string;
   tools: string;
+}
+
+/** Who answers: a model, and for operators the worker and the routing policy, each "" for any. */
+export interface Side {
+  model: string;
+  worker: string;
+  policy: string;
 }
 
 export interface Usage {
@@ -60,10 +66,10 @@ export const NOTHING: Answer = {
 };
 
 /** The body of a call. Throws SyntaxError for a schema or tools that are not JSON. */
-export function bodyOf(messages: readonly Message[], settings: Settings): Record<string, unknown> {
+export function bodyOf(model: string, messages: readonly Message[], settings: Settings): Record<string, unknown> {
   const system: Message[] = settings.system.trim() === "" ? [] : [{ role: "system", content: settings.system }];
   const body: Record<string, unknown> = {
-    model: settings.model,
+    model,
     messages: [...system, ...messages],
     temperature: settings.temperature,
     max_tokens: settings.max_tokens,
@@ -86,15 +92,21 @@ function parsed(text: string, what: string): unknown {
   }
 }
 
-/** Send a chat; `show` gets the answer after each piece. Rejects with ApiError, or with Error in mid-stream. */
+/** Send a chat; `show` gets the answer after each piece. Rejects with ApiError, or with Error in mid-stream.
+ *  Only operators may choose where it runs, so it is then sent with their key. */
 export async function ask(
   body: Record<string, unknown>,
+  side: Side,
   show: (answer: Answer) => void,
   signal: AbortSignal,
 ): Promise<void> {
   const began = performance.now();
   const since = (): number => (performance.now() - began) / 1000;
-  const reply = await call("v1/chat/completions", { who: "client", body, signal });
+  const chosen = side.worker !== "" || side.policy !== "";
+  const headers: Record<string, string> = {};
+  if (side.worker !== "") headers["x-kvasir-worker"] = side.worker;
+  if (side.policy !== "") headers["x-kvasir-policy"] = side.policy;
+  const reply = await call("v1/chat/completions", { who: chosen ? "operator" : "client", body, signal, headers });
   let answer: Answer = { ...NOTHING, request_id: reply.headers.get("x-request-id") ?? "" };
   for await (const data of events(reply)) {
     if (data === "[DONE]") break;

@@ -87,6 +87,8 @@ export interface Status {
   queues?: Record<string, Queue>;
   pools?: Pool[];
   verdict?: { ok: boolean; sentence: string; problems: Problem[] };
+  policy?: string;
+  policies?: string[];
 }
 
 export interface Running {

@@ -2,13 +2,16 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, getJson, keepKey, keyOf } from "../lib/api";
-import { ask, bodyOf, itlOf, NOTHING, type Answer, type Message, type Settings } from "../lib/chat";
+import { ask, bodyOf, itlOf, NOTHING, type Answer, type Message, type Settings, type Side } from "../lib/chat";
 import { count, percent, rate, seconds } from "../lib/format";
+import type { Status } from "../lib/types";
 import { Empty, Section } from "../parts/basics";
 import { requestLink } from "./requests";
+import { ANYONE, nameOf, Ran, SideFields } from "./sides";
 
 interface Turn {
   prompt: string;
+  sides: readonly Side[];
   answers: (Answer | null)[];
   errors: string[];
 }
@@ -16,12 +19,12 @@ interface Turn {
 const SCHEMA = '{"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}';
 const TOOLS = '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
 
-export function Playground() {
+export function Playground({ status }: { status: Status }) {
   const [key, setKey] = useState(keyOf("client"));
   const [models, setModels] = useState<readonly string[] | null>(null);
   const [problem, setProblem] = useState("");
-  const [sides, setSides] = useState<readonly string[]>([""]);
-  const [settings, setSettings] = useState<Omit<Settings, "model">>({ system: "", temperature: 0.7, max_tokens: 256, schema: "", tools: "" });
+  const [sides, setSides] = useState<readonly Side[]>([ANYONE]);
+  const [settings, setSettings] = useState<Settings>({ system: "", temperature: 0.7, max_tokens: 256, schema: "", tools: "" });
   const [turns, setTurns] = useState<readonly Turn[]>([]);
   const [busy, setBusy] = useState(false);
   const stop = useRef<AbortController | null>(null);
@@ -33,7 +36,7 @@ export function Playground() {
       .then(({ data }) => {
         const names = data.filter((each) => each.task !== "embed").map((each) => each.id);
         setModels(names);
-        setSides((before) => before.map((each) => (names.includes(each) ? each : (names[0] ?? ""))));
+        setSides((before) => before.map((each) => (names.includes(each.model) ? each : { ...ANYONE, model: names[0] ?? "" })));
       })
       .catch((error: unknown) => {
         if (error instanceof ApiError) setProblem(error.message);
@@ -44,7 +47,7 @@ export function Playground() {
 
   const send = async (prompt: string): Promise<void> => {
     const earlier = turns;
-    const turn: Turn = { prompt, answers: sides.map(() => null), errors: sides.map(() => "") };
+    const turn: Turn = { prompt, sides, answers: sides.map(() => null), errors: sides.map(() => "") };
     const update = (side: number, change: { answer?: Answer; error?: string }): void =>
       setTurns((before) => {
         const last = before.at(-1);
@@ -57,10 +60,10 @@ export function Playground() {
     setBusy(true);
     const aborter = (stop.current = new AbortController());
     await Promise.all(
-      sides.map(async (model, side) => {
+      sides.map(async (chosen, side) => {
         try {
-          const body = bodyOf([...conversation(earlier, side), { role: "user", content: prompt }], { ...settings, model });
-          await ask(body, (answer) => update(side, { answer }), aborter.signal);
+          const body = bodyOf(chosen.model, [...conversation(earlier, side), { role: "user", content: prompt }], settings);
+          await ask(body, chosen, (answer) => update(side, { answer }), aborter.signal);
         } catch (error) {
           const stopped = error instanceof DOMException && error.name === "AbortError";
           update(side, { error: stopped ? "Stopped." : error instanceof Error ? error.message : String(error) });
@@ -73,21 +76,15 @@ export function Playground() {
   return (
     <div class="playground">
       <aside aria-label="Settings">
-        {sides.map((model, side) => (
-          <label key={side}>
-            Model{sides.length > 1 ? ` ${side + 1}` : ""}
-            <select
-              value={model}
-              onChange={(event) => {
-                const chosen = event.currentTarget.value;
-                setSides(sides.map((each, i) => (i === side ? chosen : each)));
-              }}
-            >
-              {(models ?? []).map((each) => (
-                <option key={each}>{each}</option>
-              ))}
-            </select>
-          </label>
+        {sides.map((chosen, side) => (
+          <SideFields
+            key={side}
+            side={chosen}
+            title={sides.length > 1 ? `Answer ${side + 1}` : "Answer"}
+            models={models ?? []}
+            status={status}
+            on={(changed) => setSides(sides.map((each, i) => (i === side ? changed : each)))}
+          />
         ))}
         <label class="check">
           <input
@@ -96,7 +93,8 @@ export function Playground() {
             disabled={busy}
             onChange={(event) => {
               setTurns([]);
-              setSides(event.currentTarget.checked ? [sides[0] ?? "", models?.[1] ?? sides[0] ?? ""] : sides.slice(0, 1));
+              const first = sides[0] ?? ANYONE;
+              setSides(event.currentTarget.checked ? [first, { ...ANYONE, model: models?.[1] ?? first.model }] : [first]);
             }}
           />{" "}
           two answers side by side
@@ -143,13 +141,13 @@ export function Playground() {
             <Section key={i} title={turn.prompt}>
               <div class={`sides of-${turn.answers.length}`}>
                 {turn.answers.map((answer, side) => (
-                  <AnswerBox key={side} name={turn.answers.length > 1 ? (sides[side] ?? "") : ""} answer={answer} error={turn.errors[side] ?? ""} />
+                  <AnswerBox key={side} side={turn.sides[side]} titled={turn.answers.length > 1} answer={answer} error={turn.errors[side] ?? ""} />
                 ))}
               </div>
             </Section>
           ))}
         </div>
-        <Composer busy={busy} ready={sides.every((each) => each !== "")} send={(prompt) => void send(prompt)} stop={() => stop.current?.abort()} />
+        <Composer busy={busy} ready={sides.every((each) => each.model !== "")} send={(prompt) => void send(prompt)} stop={() => stop.current?.abort()} />
       </div>
     </div>
   );
@@ -181,14 +179,14 @@ function Extra({ name, example, value, on }: { name: string; example: string; va
   );
 }
 
-function AnswerBox({ name, answer, error }: { name: string; answer: Answer | null; error: string }) {
+function AnswerBox({ side, titled, answer, error }: { side: Side | undefined; titled: boolean; answer: Answer | null; error: string }) {
   const shown = answer ?? NOTHING;
   const cached = shown.usage?.prompt_tokens_details?.cached_tokens ?? 0;
   const itl = itlOf(shown);
   const waiting = answer === null && error === "";
   return (
     <article class="answer" aria-busy={waiting}>
-      {name !== "" && <h3>{name}</h3>}
+      {titled && side !== undefined && <h3>{nameOf(side)}</h3>}
       {shown.reasoning !== "" && <p class="reasoning">{shown.reasoning}</p>}
       {shown.text !== "" && <p class="text">{shown.text}</p>}
       {shown.calls.map((call, i) => (
@@ -218,6 +216,7 @@ function AnswerBox({ name, answer, error }: { name: string; answer: Answer | nul
               <dd>{shown.finish}</dd>
             </>
           )}
+          {shown.total_s !== null && shown.request_id !== "" && <Ran id={shown.request_id} side={side} />}
           {shown.request_id !== "" && (
             <dd>
               <a href={requestLink(shown.request_id)}>why it ran where it ran</a>
