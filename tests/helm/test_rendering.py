@@ -333,8 +333,26 @@ def test_dashboards_are_loaded_by_the_label_of_grafanas_sidecar() -> None:
 def test_the_console_has_a_port_of_its_own_that_leads_to_one_router() -> None:
     shown = render({"router": {"console": {"enabled": True, "port": 9000}}})
     console, served = shown.one("Service", "llm-kvasir-console"), shown.one("Service", "llm-kvasir-router")
-    assert console["spec"]["ports"] == [{"name": "http", "port": 9000, "targetPort": "http"}]
+    assert console["spec"]["ports"] == [{"name": "http", "port": 9000, "targetPort": "console"}]
     assert console["spec"]["selector"] == served["spec"]["selector"]
     assert console["spec"]["sessionAffinity"] == "ClientIP"
     assert console["spec"]["type"] == "ClusterIP"
+    deployment = loads(spec_text(shown), "kvasir.yaml")
+    port = deployment.gateway.console.port
+    (router,) = (pod for pod in shown.pods() if pod.of == "Deployment/llm-kvasir-router")
+    assert {"name": "console", "containerPort": port} in router.containers[0]["ports"]
+    assert port != deployment.gateway.port
     assert not [each for each in render().of_kind("Service") if each["metadata"]["name"].endswith("-console")]
+    assert loads(spec_text(render()), "kvasir.yaml").gateway.console.port is None
+
+
+def test_only_named_peers_connect_to_the_port_of_the_console() -> None:
+    def ports(console: Object) -> list[list[int]]:
+        policy = render({"router": {"console": console}}).one("NetworkPolicy", "llm-kvasir-router")
+        return [[port["port"] for port in rule["ports"]] for rule in policy["spec"]["ingress"]]
+
+    admin = {"namespaceSelector": {"matchLabels": {"name": "admin"}}}
+    assert ports({}) == ports({"enabled": True}) == [[8000]]
+    assert ports({"enabled": True, "from": [admin]}) == [[8000], [8001]]
+    shown = render({"router": {"console": {"enabled": True, "from": [admin]}}})
+    assert shown.one("NetworkPolicy", "llm-kvasir-router")["spec"]["ingress"][1]["from"] == [admin]

@@ -10,6 +10,9 @@
 {{- if .Values.batches.enabled -}}
 {{- $_ := set $gateway "batches" (dict "storage" "/batches") -}}
 {{- end -}}
+{{- if .Values.router.console.enabled -}}
+{{- $_ := set $gateway "console" (dict "port" 8001 "host" (include "kvasir.anyAddress" .)) -}}
+{{- end -}}
 {{- $worker := dict "host" "pod" "session_token_file" "/etc/kvasir/session/token" -}}
 {{- if .Values.compileCache.enabled -}}
 {{- $_ := set $worker "compile_cache_dir" "/compiled" -}}

@@ -68,7 +68,8 @@ async def _serve(deployment: Deployment, welcome: EdgeWelcome, link: CoreLink, c
     freeze_gc()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, gateway.stop)
     try:
-        await gateway.serve([shared(host, port) for host, port in addresses], link.started)
+        console = [shared(host, port) for host, port in welcome.console]
+        await gateway.serve([shared(host, port) for host, port in addresses], link.started, console)
     except OSError as error:
         raise ConfigError(f"gateway: an edge cannot listen on {addresses}: {error.strerror}") from error
 

@@ -24,6 +24,7 @@ from kvasir_platform.edge.core_pages import CorePages
 from kvasir_platform.edge.edge_metrics import EdgeMetrics
 from kvasir_platform.edge.frames import EdgeWelcome
 from kvasir_platform.edge.supervisor import EdgeSupervisor, RestartLimits
+from kvasir_platform.gateway.app import console_taken
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.costs.budgets import within_budgets
 from kvasir_platform.gateway.costs.keeper import CostKeeper
@@ -110,14 +111,20 @@ class Edges:
     async def serve(self, listen: None, on_started: Callable[[str, int], None]) -> None:
         """Bind the spec's address, start all edges on it, call `on_started` with it, and supervise them until
         `stop`. Return when drained. Raise OSError if the address is taken, KvasirError for an edge that does
-        not start."""
+        not start, ConfigError if the address of the console is taken."""
         spec = self._deployment.gateway
         counting = asyncio.create_task(self._limits.run(), name="rate limits")
         counting.add_done_callback(self._counted)
         try:
             with ExitStack() as held:
-                sockets = [held.enter_context(each) for each in hold(await resolve(spec.host, spec.port))]
-                await self._keep([_address(each) for each in sockets], on_started)
+                addresses = _held(held, await resolve(spec.host, spec.port))
+                console = []
+                if spec.console.port is not None:
+                    try:
+                        console = _held(held, await resolve(spec.console.host, spec.console.port))
+                    except OSError as error:
+                        raise console_taken(spec, error) from error
+                await self._keep(addresses, console, on_started)
         finally:
             counting.cancel()
             await asyncio.wait([counting])
@@ -134,8 +141,15 @@ class Edges:
         Idempotent."""
         self._stop.set()
 
-    async def _keep(self, addresses: list[tuple[str, int]], on_started: Callable[[str, int], None]) -> None:
-        welcome = EdgeWelcome(dump(self._deployment).encode(), addresses, salt_secret(self._deployment))
+    async def _keep(
+        self,
+        addresses: list[tuple[str, int]],
+        console: list[tuple[str, int]],
+        on_started: Callable[[str, int], None],
+    ) -> None:
+        welcome = EdgeWelcome(
+            dump(self._deployment).encode(), addresses, salt_secret(self._deployment), console
+        )
         self._keeper = keeper = EdgeSupervisor(
             self._count, self._core, self._command, welcome, clock=self._clock, patience=self._patience
         )
@@ -159,6 +173,11 @@ class Edges:
 
     def _in_flight(self) -> int:
         return 0 if self._keeper is None else self._keeper.in_flight()
+
+
+def _held(stack: ExitStack, addresses: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Bind the addresses until the stack is left; return them with the ports that were bound."""
+    return [_address(stack.enter_context(each)) for each in hold(addresses)]
 
 
 def _address(sock: socket.socket) -> tuple[str, int]:

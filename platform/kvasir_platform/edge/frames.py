@@ -152,12 +152,14 @@ class CoreStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EdgeWelcome(msgspec.Struct, frozen=True, array_like=True):
-    """The core's first message: the deployment as JSON, where to listen (host, port), and the secret from
-    which cache salts are derived, so that a tenant has the same salts on every edge."""
+    """The core's first message: the deployment as JSON, where to listen (host, port), also for the
+    console if it has a port of its own, and the secret from which cache salts are derived, so that a tenant
+    has the same salts on every edge."""
 
     deployment: bytes
     addresses: list[tuple[str, int]]
     cache_secret: bytes = b""
+    console: list[tuple[str, int]] = []
 
 
 class ToCore(msgspec.Struct, array_like=True):

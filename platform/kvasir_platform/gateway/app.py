@@ -6,9 +6,11 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 from kvasir.config.spec.deployment import Deployment
-from kvasir.core.errors import RequestError
+from kvasir.config.spec.edge import GatewaySpec
+from kvasir.core.errors import ConfigError, RequestError
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.router import RouterPort
 from kvasir.telemetry.metrics import Metrics
@@ -91,29 +93,34 @@ class Gateway:
         )
         self._errors = context.errors
         self._served = endpoints(context, core, callers, new_id=self._new_id, rng=self._rng)
-        self._routes = Routes(self._served, callers, clock.now)
+        apart = spec.console.port is not None
+        self._routes = Routes(self._served, callers, clock.now, console=not apart)
+        self._console_routes = Routes(self._served, callers, clock.now, console=True) if apart else None
         self._track()
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
 
-    async def serve(self, listen: Listen | None, on_started: Callable[[str, int], None]) -> None:
-        """Bind `listen` (by default the spec's address), call `on_started` with the address, and serve until
-        `stop`. Return when drained. Raise OSError if the address is taken, ConfigError for invalid
+    async def serve(
+        self,
+        listen: Listen | None,
+        on_started: Callable[[str, int], None],
+        console: Listen | None = None,
+    ) -> None:
+        """Bind `listen` and, if the console has a port of its own, `console` (by default the spec's
+        addresses), call `on_started` with the address of the former, and serve until `stop`. Return when
+        drained. Raise OSError if the address is taken, ConfigError if that of the console is, or for invalid
         certificates."""
         spec = self._spec
-        self._listener = Listener(
-            spec,
-            handler=self._handle,
-            early=self._admit_body,
-            cors=self._cors,
-            errors=error_format,
-            on_refused=lambda error: self._metrics.request_refused(error.code),
-            new_id=self._new_id,
-            now=self._clock.now,
-            wall=self._wall,
-        )
-        if self._listener.certificate is not None:
-            self._metrics.track_certificate(self._listener.certificate.expires_s)
-        host, port = await self._listener.open(listen or (spec.host, spec.port))
+        listener = self._listening(self._routes)
+        if listener.certificate is not None:
+            self._metrics.track_certificate(listener.certificate.expires_s)
+        host, port = await listener.open(listen or (spec.host, spec.port))
+        if self._console_routes is not None and spec.console.port is not None:
+            try:
+                own = self._listening(self._console_routes)
+                await own.open(console or (spec.console.host, spec.console.port))
+            except OSError as error:
+                await listener.close()
+                raise console_taken(spec, error) from error
         on_started(host, port)
         counting = asyncio.create_task(self._callers.run(), name="tenants")
         counting.add_done_callback(self._stop_on_fault)
@@ -122,12 +129,13 @@ class Gateway:
             await self._stop.wait()
             self._served.pages.draining = True
             self._served.batches.stop()
-            await self._listener.drain(spec.drain_timeout_s)
+            await asyncio.gather(*(each.drain(spec.drain_timeout_s) for each in self._listeners))
             self._served.generate.abandon_all(stopping())
             self._served.embeddings.abandon_all(stopping())
         finally:
             await self._served.batches.close()
-            await self._listener.close()
+            for each in self._listeners:
+                await each.close()
             await self._filters.close()
             counting.cancel()
             await asyncio.wait([counting])
@@ -155,22 +163,38 @@ class Gateway:
         if not task.cancelled() and task.exception() is not None:
             self.stop()
 
-    def _handle(self, exchange: Exchange, *, again: bool = False) -> None:
+    def _listening(self, routes: Routes) -> Listener:
+        """Return a listener, not yet open, that serves these routes."""
+        made = Listener(
+            self._spec,
+            handler=partial(self._handle, routes),
+            early=partial(self._admit_body, routes),
+            cors=self._cors,
+            errors=error_format,
+            on_refused=lambda error: self._metrics.request_refused(error.code),
+            new_id=self._new_id,
+            now=self._clock.now,
+            wall=self._wall,
+        )
+        self._listeners.append(made)
+        return made
+
+    def _handle(self, routes: Routes, exchange: Exchange, *, again: bool = False) -> None:
         try:
-            self._admit(exchange.request)(exchange)
+            self._admit(routes, exchange.request)(exchange)
         except KeysPending as pending:
             if again or pending.then is None:
                 self._errors.answer(exchange, pending)
             else:
-                pending.then(lambda: self._handle(exchange, again=True))
+                pending.then(lambda: self._handle(routes, exchange, again=True))
         except Exception as error:  # noqa: BLE001 - a fault of ours is still an answer, and does not end the server
             self._errors.answer(exchange, error)
 
-    def _admit(self, request: HttpRequest) -> Handler:
+    def _admit(self, routes: Routes, request: HttpRequest) -> Handler:
         """Return the handler of a request, by its head only. Raise RequestError."""
         if request.method == "OPTIONS":
-            return self._options
-        route = self._routes.find(request.path)
+            return partial(self._options, routes)
+        route = routes.find(request.path)
         if route is None:
             raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
         method, admit = route
@@ -182,15 +206,15 @@ class Gateway:
             check_media_type(request.headers, form=request.path == FILES)
         return handler
 
-    def _admit_body(self, request: HttpRequest) -> bool:
+    def _admit_body(self, routes: Routes, request: HttpRequest) -> bool:
         """Return whether the body is a form with a file, by the head only. Raise RequestError."""
-        self._admit(request)
+        self._admit(routes, request)
         return self._served.batches.api.is_upload(request)
 
-    def _options(self, exchange: Exchange) -> None:
+    def _options(self, routes: Routes, exchange: Exchange) -> None:
         """OPTIONS: CORS preflight requests, and the allowed methods. Needs no key."""
         request = exchange.request
-        route = self._routes.find(request.path)
+        route = routes.find(request.path)
         if route is None and request.path != "*":
             raise RequestError(f"There is no {request.path[:256]!r} here.", status=404, code="not_found")
         preflight = self._cors.preflight(request.headers) if self._cors.enabled else None
@@ -205,3 +229,11 @@ class Gateway:
 
     def _suffix(self) -> str:
         return f"{self._rng.getrandbits(32):08x}"
+
+
+def console_taken(spec: GatewaySpec, error: OSError) -> ConfigError:
+    """Return what is said of an address for the console that cannot be bound."""
+    return ConfigError(
+        f"gateway.console: cannot listen on {spec.console.host}:{spec.console.port}: {error.strerror}; "
+        "choose another port"
+    )

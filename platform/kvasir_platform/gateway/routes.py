@@ -48,16 +48,18 @@ ALLOWED: Mapping[str, str] = {
 
 
 class Routes:
-    """The routes of one gateway. `now` is monotonic, in seconds."""
+    """The routes of one listener, with or without the `console`. `now` is monotonic, in seconds."""
 
-    def __init__(self, served: Endpoints, callers: Callers, now: Callable[[], float]) -> None:
+    def __init__(
+        self, served: Endpoints, callers: Callers, now: Callable[[], float], *, console: bool
+    ) -> None:
         self._served = served
         self._callers = callers
         self._now = now
         self.by_path: Mapping[str, Route] = {
             **self._tenants_table(),
             **self._operators_table(),
-            **self._console_table(),
+            **(self._console_table() if console else {}),
         }
         """Those of whole paths."""
         self._item_routes: Mapping[str, Route] = {
@@ -65,7 +67,7 @@ class Routes:
             DECISIONS: ("GET", self._operators(served.operate.decision)),
             RECORDINGS: ("POST", self._operators(served.operate.recording, OPERATE_SCOPES)),
             ROLLOUTS + "/": ("POST", self._operators(served.operate.rollouts, OPERATE_SCOPES)),
-            CONSOLE_FILES: ("GET", _everyones(served.console.serve)),
+            **({CONSOLE_FILES: ("GET", _everyones(served.console.serve))} if console else {}),
         }
 
     def find(self, path: str) -> Route | None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.processes import free_port
 
 import kvasir_platform.gateway.console
-from kvasir.core.errors import CapacityError
+from kvasir.core.errors import CapacityError, ConfigError
 from kvasir_platform.gateway.console.shared_page import KEPT_S, MOST_WAITING, SharedPage
 from kvasir_platform.gateway.console.site_files import read_site
 from kvasir_platform.gateway.http.exchange import Exchange
@@ -175,3 +176,20 @@ def test_an_error_is_not_kept_for_the_next_viewer() -> None:
         page.serve(viewer(seen))
     page.serve(viewer(seen))
     assert seen == [b"page"]
+
+
+async def test_a_console_with_a_port_of_its_own_is_at_no_other(start: Any) -> None:
+    port = free_port()
+    edge = await start(console={"port": port})
+    for path in ("/console", "/console/", "/console/status"):
+        assert (await edge.get(path)).status == 404, path
+    assert (await edge.get("/status")).status == 200
+    edge.port = port
+    for path in ("/console/", "/console/status", "/status", "/v1/models"):
+        assert (await edge.get(path)).status == 200, path
+
+
+async def test_a_port_of_the_console_that_is_taken_is_named(start: Any) -> None:
+    edge = await start()
+    with pytest.raises(ConfigError, match=rf"gateway.console: cannot listen on 127.0.0.1:{edge.port}: .*use"):
+        await start(console={"port": edge.port})

@@ -265,6 +265,21 @@ def test_a_gateway_on_loopback_asks_for_no_keys(host: str) -> None:
     assert load(None, [f"gateway.host='{host}'"]).gateway.host == host
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "gateway: {console: {port: 8001, host: 10.0.0.1}}",
+            "console.host 10.0.0.1 is reachable from the network",
+        ),
+        ("gateway: {port: 8001, console: {port: 8001}}", "console.port 8001 is the port of the gateway"),
+    ],
+)
+def test_the_console_s_own_port_is_guarded_as_the_gateway_s_is(text: str, said: str) -> None:
+    (problem,) = problems(text)
+    assert said in problem.expected
+
+
 def test_all_problems_of_a_file_are_listed_at_once_in_its_order() -> None:
     text = "gateway: {port: x}\npools:\n- {name: a, role: b, colour: red}\nrouting: {max_queue: 0}"
     found = problems(text)

@@ -74,6 +74,17 @@ class CorsSpec(Spec):
         return self
 
 
+class ConsoleSpec(Spec):
+    """A listener of its own for the web console."""
+
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the console, which serves what the gateway's port does too, for its playground; the gateway's
+    port then has no console. Limits on connections and bodies apply to each of them. Unset: the console is
+    at the gateway's port."""
+    host: str = "127.0.0.1"
+    """Address to bind. For an address other than loopback, API keys or issuers of tokens are required."""
+
+
 class ResponsesSpec(Spec):
     """The Responses API: what the router keeps of responses, in its memory. Several routers do not share
     it."""
@@ -159,6 +170,7 @@ class GatewaySpec(Spec):
     on connections and bodies apply to each process."""
     tls: EdgeTlsSpec = EdgeTlsSpec()
     cors: CorsSpec = CorsSpec()
+    console: ConsoleSpec = ConsoleSpec()
     responses: ResponsesSpec = ResponsesSpec()
     batches: BatchesSpec = BatchesSpec()
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
@@ -223,11 +235,17 @@ class GatewaySpec(Spec):
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
-        if not is_loopback(self.host) and not self.authenticates:
-            raise ValueError(
-                f"host {self.host} is reachable from the network; set api_keys_file or token_issuers, "
-                "or bind 127.0.0.1"
-            )
+        shown = {"host": self.host}
+        if self.console.port is not None:
+            shown["console.host"] = self.console.host
+        for name, host in shown.items():
+            if not is_loopback(host) and not self.authenticates:
+                raise ValueError(
+                    f"{name} {host} is reachable from the network; set api_keys_file or token_issuers, "
+                    "or bind 127.0.0.1"
+                )
+        if self.console.port is not None and self.console.port == self.port:
+            raise ValueError(f"console.port {self.port} is the port of the gateway; choose another one")
         return self
 
 

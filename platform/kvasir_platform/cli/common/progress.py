@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import StartError
+from kvasir.core.membership import host_port
 from kvasir_platform.cli.common.gateway_site import reachable
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cluster.local.processes import tail
@@ -73,10 +74,18 @@ class ProgressDisplay:
         url = f"{'http' if tls.cert_file is None else 'https'}://{reachable(progress.text)}"
         self._output.text(f"\n{', '.join(models)} {verb} served at {url} after {progress.elapsed_s:.0f} s\n")
         self._output.text(curl_line(self._deployment, url))
-        self._output.text(f"\n  console         {url}/console")
+        self._output.text(f"\n  console         {console_url(self._deployment, url)}")
         self._output.text("  kvasir status   shows workers, load and memory")
         self._output.text("  kvasir down     stops everything, as Ctrl-C does here")
         self._output.text(f"  logs            {self._logs}\n")
+
+
+def console_url(deployment: Deployment, url: str) -> str:
+    """Return the address of the console of the gateway at `url`."""
+    console = deployment.gateway.console
+    if console.port is not None:
+        url = f"{url.partition('://')[0]}://{reachable(host_port(console.host, console.port))}"
+    return f"{url}/console"
 
 
 def curl_line(deployment: Deployment, url: str) -> str:
