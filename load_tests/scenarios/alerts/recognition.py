@@ -62,7 +62,8 @@ def expressions() -> list[str]:
         for query in p.queries
     }
     return sorted(
-        re.sub(r"\$(?:job|model|pool)", ".*", text.replace("$__rate_interval", "10s")) for text in texts
+        re.sub(r"\$(?:job|model|pool|tenant)", ".*", text.replace("$__rate_interval", "10s"))
+        for text in texts
     )
 
 
@@ -88,8 +89,9 @@ async def recognize(fault: InjectedFault, folder: Path) -> Recognized:
             alerts, named_s = await _watch(fault, fleet, server, began)
             after = await _values(server)
     finally:
-        traffic.cancel()
-        await asyncio.gather(traffic, return_exceptions=True)
+        for task in (traffic, *fleet.scene.going_on):
+            task.cancel()
+        await asyncio.gather(traffic, *fleet.scene.going_on, return_exceptions=True)
         await fleet.close()
     shown = frozenset(text for text in after if after[text] or before[text])
     moved = frozenset(text for text in shown if _moved(before[text], after[text]))
@@ -102,7 +104,7 @@ async def _watch(
     alerts: dict[str, float] = {}
     named_s: float | None = None
     async with asyncio.timeout(_MOST_S):
-        while fault.alert not in alerts or named_s is None:
+        while not fault.alerts <= alerts.keys() or named_s is None:
             await asyncio.sleep(_POLL_S)
             now = time.monotonic() - began
             for name in await server.firing():

@@ -61,6 +61,7 @@ _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 _DECISION = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _SHARE = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
+_FULL = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 _WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 _TIMES = (
@@ -142,6 +143,10 @@ class Metrics:
         self._decision = self._histogram("decision_seconds", text, _DECISION, ()).labels()
         text = "Difference of predicted and found cached tokens, as a fraction of the prompt"
         self._misjudged = self._histogram("cached_tokens_error_ratio", text, _SHARE)
+        text = (
+            "Requests in the batch of a worker, as a fraction of its largest batch, sampled every few seconds"
+        )
+        self._batches_full = self._histogram("worker_batch_usage_ratio", text, _FULL, ("pool",))
         self._requests = self._counter("requests", "Requests ended, by outcome", "model", "outcome")
         self._amounts = [(self._counter(name, text, "model"), read) for name, text, read in _AMOUNTS]
         text = "Requests ended, by SLO class and whether it was met"
@@ -283,6 +288,12 @@ class Metrics:
         """Replace the views of all workers. The series of a worker that is not in `views` end."""
         self._views.clear()
         self._views.update((view.worker_id, view) for view in views)
+
+    def batches(self, views: Iterable[WorkerView], largest: Mapping[str, int]) -> None:
+        """Observe how full the batch of each worker is. `largest` is the largest batch of each pool."""
+        for view in views:
+            if view.load is not None and view.pool in largest:
+                self._batches_full.labels(view.pool).observe(view.load.running / largest[view.pool])
 
     def render(self) -> bytes:
         """Render all metrics in the text exposition format, version 0.0.4."""

@@ -56,6 +56,8 @@ from kvasir_router.shell import Router, unobserved
 
 log = logging.getLogger(__name__)
 
+_SAMPLE_S = 5.0
+
 
 def build_discovery(deployment: Deployment, ray_address: str | None, clock: Clock) -> Discovery:
     """Return the discovery adapter that the spec names. Raises ConfigError if an address or a cluster is
@@ -250,9 +252,11 @@ def _planning(parts: _Parts, router: Router | RouterMux, teller: PlannerClient |
 
 
 def _keeping(parts: _Parts, router: Router | RouterMux) -> list[asyncio.Task[None]]:
-    """Return the tasks that keep rollouts and costs, the latter of which are those of the router's workers.
-    Requests are served also if they fail."""
-    keeping, rollouts, costs = [], parts.rollouts, parts.costs
+    """Return the tasks that sample batches and keep rollouts and costs, the latter of which are those of the
+    router's workers. Requests are served also if they fail."""
+    sampling = _sampled(parts, router)
+    keeping = [_kept(sampling, "batches", "batches of workers are not sampled any more: %r")]
+    rollouts, costs = parts.rollouts, parts.costs
     if rollouts is not None:
         parts.metrics.track_rollouts(rollouts.stats)
         failed = "the rollouts have failed; shares of canaries stay as they are: %r"
@@ -262,6 +266,14 @@ def _keeping(parts: _Parts, router: Router | RouterMux) -> list[asyncio.Task[Non
         parts.metrics.track_costs(costs.figures)
         keeping.append(_kept(costs.run(), "costs", "costs are not counted any more: %r"))
     return keeping
+
+
+async def _sampled(parts: _Parts, router: Router | RouterMux) -> None:
+    """Observe the batches of workers for the metrics, until cancelled."""
+    largest = {pool.name: pool.engine.max_num_seqs for pool in parts.deployment.pools}
+    while True:
+        await parts.clock.sleep(_SAMPLE_S)
+        parts.metrics.batches(router.workers(), largest)
 
 
 def _kept(work: Coroutine[Any, Any, None], name: str, failed: str) -> asyncio.Task[None]:

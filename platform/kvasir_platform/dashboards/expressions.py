@@ -10,7 +10,7 @@ from kvasir.telemetry.reference import definitions
 from kvasir.telemetry.series import MetricDefinition
 
 _WINDOW = "$__rate_interval"
-_CHOSEN = ("model", "pool")
+_CHOSEN = ("model", "pool", "tenant")
 """Labels whose values a viewer chooses at the top of a dashboard."""
 
 

@@ -7,11 +7,12 @@ import json
 import sys
 from pathlib import Path
 
+from kvasir_platform.dashboards.cost_boards import COST
 from kvasir_platform.dashboards.fleet_boards import FLEET, ROUTING
 from kvasir_platform.dashboards.memory_boards import KV, REQUEST, SCALING
 from kvasir_platform.dashboards.panels import grafana
 
-DASHBOARDS = (FLEET, ROUTING, KV, SCALING, REQUEST)
+DASHBOARDS = (FLEET, ROUTING, KV, SCALING, COST, REQUEST)
 
 
 def dashboard_files() -> dict[str, str]:

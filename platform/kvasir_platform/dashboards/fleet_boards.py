@@ -15,6 +15,7 @@ STAGES = (
 )
 POOLS = ("pool", "kvasir_workers")
 MODELS = ("model", "kvasir_requests_total")
+TENANTS = ("tenant", "kvasir_tenant_requests_total")
 
 
 def _latency(title: str, metric: str) -> Panel:
@@ -114,7 +115,7 @@ FLEET = Dashboard(
     "Kvasir: fleet and SLO",
     "Whether promises are kept, what is missed and why, and what the fleet does.",
     (PanelRow("Promises", _PROMISES), PanelRow("Traffic", _TRAFFIC), PanelRow("Workers", _WORKERS)),
-    (MODELS, POOLS),
+    (MODELS, POOLS, TENANTS),
 )
 
 _DECISIONS = (

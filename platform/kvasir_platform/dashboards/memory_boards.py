@@ -7,16 +7,36 @@ from kvasir_platform.dashboards.fleet_boards import ITL, MODELS, POOLS, STAGES, 
 from kvasir_platform.dashboards.panels import Dashboard, Panel, PanelRow, chart
 from kvasir_platform.dashboards.queries import gauges, legend, positive, rates, ratio
 
+KV_USAGE = "kvasir_worker_kv_usage_ratio"
+
 _DEVICE = (
     chart(
         "KV held by running requests",
         "percentunit",
-        *gauges("worker", "kvasir_worker_kv_usage_ratio", how="max"),
+        *gauges("worker", KV_USAGE, how="max"),
     ),
     chart(
         "KV that waits to be pulled",
         "percentunit",
         ratio(gauge, "kvasir_worker_kv_blocks_leased", "kvasir_worker_kv_blocks_capacity", "pool"),
+    ),
+    chart(
+        "KV that is free on other workers while one is full",
+        "percentunit",
+        (
+            f"{gauge(KV_USAGE, 'pool', how='max')} - {gauge(KV_USAGE, 'pool', how='avg')}",
+            legend("pool"),
+        ),
+        description="Fragmentation: blocks of one worker cannot be used by requests on another.",
+    ),
+    chart(
+        "How full batches are",
+        "percentunit",
+        *(
+            (quantile(each, "kvasir_worker_batch_usage_ratio", "pool"), legend("pool", f"p{100 * each:g}"))
+            for each in (0.5, 0.95)
+        ),
+        description="Requests in the batch of a worker, as a fraction of `engine.max_num_seqs`.",
     ),
     chart("Requests that wait in engines", "short", *gauges("worker", "kvasir_worker_waiting")),
     chart(

@@ -13,17 +13,20 @@ from typing import Any, cast
 from tests.kit.observability.mix import TENANTS, FaultScene, TrafficMix
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Request, Sampling, SloClass, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
-from kvasir.telemetry.tenant_series import TenantStats, TenantUsage
+from kvasir.telemetry.tenant_series import CostStats, TenantStats, TenantUsage
 from kvasir_platform.cli.top.command import screen_text
 from kvasir_platform.cli.top.snapshot import TopSnapshot, tenants_in
 from kvasir_platform.cli.top.tables import TopOrder
 from kvasir_platform.edge.exposition import Families, parse
+from kvasir_platform.gateway.costs.ledger import CostLedger
+from kvasir_platform.gateway.costs.prices import Prices
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.operator.requests_page import RequestPages
 from kvasir_platform.gateway.operator.status_page import StatusPages, figures_of
@@ -54,6 +57,7 @@ class WatchedFleet:
         self._spec = spec
         self._expires_s = expires_s
         self._number = 0
+        self._costs = CostLedger("watched", Prices(spec), clock.now, lambda: self.scene.wall_s)
 
     async def start(self) -> None:
         """Start the fleet."""
@@ -66,6 +70,10 @@ class WatchedFleet:
         metrics.track_admission(router.admission)
         metrics.track_tenants(self._tenants)
         metrics.track_certificate(lambda: self._expires_s)
+        metrics.track_scaling(self._plans, self._unanswered_s)
+        metrics.track_discovery(self._unanswered_s)
+        self._costs.source = router
+        metrics.track_costs(self._claimed)
         self._status = StatusPages(
             self._spec,
             lambda: [self._model],
@@ -98,7 +106,11 @@ class WatchedFleet:
 
     def figures(self) -> bytes:
         """The same as text."""
-        return figures_of(self.cluster.router, self.metrics)
+        router = self.cluster.router
+        self.metrics.batches(
+            router.workers(), {pool.name: pool.engine.max_num_seqs for pool in self._spec.pools}
+        )
+        return figures_of(router, self.metrics)
 
     def status(self) -> dict[str, Any]:
         """GET /status, which the console reads."""
@@ -136,6 +148,7 @@ class WatchedFleet:
             else:
                 self._running[tenant] -= 1
                 self.metrics.request_finished(event)
+                self._costs.ended(event)
 
         try:
             self.cluster.router.submit(request, ClientStream(request, seen))
@@ -143,6 +156,30 @@ class WatchedFleet:
             self.metrics.request_refused(error.code, self._model)
         else:
             self._running[tenant] += 1
+
+    def _unanswered_s(self) -> float:
+        """Return the seconds since planner and discovery stopped to answer; 0 while they do."""
+        stopped_s = self.scene.control_stopped_s
+        return 0.0 if stopped_s is None else self._clock.now() - stopped_s
+
+    def _plans(self) -> dict[str, PoolPlan]:
+        """Return what a planner would say that keeps the sizes of pools."""
+        plans = {}
+        for pool in self._spec.pools:
+            views = [view for view in self.cluster.router.workers() if view.pool == pool.name]
+            serving = sum(view.state == "ready" for view in views)
+            load = sum(view.in_flight for view in views) / pool.engine.max_num_seqs
+            forecast = PoolForecast(load, load, 2 * load, ("pool keeps its size",))
+            plans[pool.name] = PoolPlan(pool.replicas, serving, pool.replicas - serving, True, forecast)
+        return plans
+
+    def _claimed(self) -> CostStats:
+        """Return what ended requests claim; nothing is written, and nothing has a price."""
+        self._costs.take()
+        claimed: dict[str, dict[str, float]] = {}
+        for (tenant, phase), seconds in self._costs.claimed.items():
+            claimed.setdefault(tenant, {})[phase] = seconds
+        return CostStats(claimed, {}, (), stored=True)
 
     def _tenants(self) -> TenantStats:
         return TenantStats(tuple(TenantUsage(name, running=self._running[name]) for name in TENANTS), None)

@@ -69,6 +69,7 @@ def filled() -> tuple[CollectorRegistry, Metrics]:
     metrics.request_finished(SUMMARY)
     metrics.request_finished(replace(SUMMARY, slo=SloClass("s", 0.1, 1.0)))
     metrics.inter_token("m").observe(0.1)
+    metrics.batches([WorkerView("w", "a", "p", "ready", load=load)], {"p": 64})
     metrics.filter_acted("f", "redacted")
     metrics.request_finished(replace(SUMMARY, route_arm=RouteArm("chat", "m")))
     metrics.route_fell_back(RouteArm("chat", "m"))
