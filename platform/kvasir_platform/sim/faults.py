@@ -61,6 +61,10 @@ class Faults:
         """Make the worker report a tier in this state; None ends that."""
         self._cluster.workers[worker_id].faults.tiers = () if tier is None else (tier,)
 
+    def fill(self, worker_id: str, full: bool) -> None:
+        """Make the engine report that KV memory is full and that requests wait for it."""
+        self._cluster.workers[worker_id].faults.full = full
+
     async def restart(self, worker_id: str, grace_s: float, reason: str = "upgrade") -> SimWorker:
         """Restart the worker as planned: it drains for at most `grace_s`, leaves, and starts again at its
         address."""

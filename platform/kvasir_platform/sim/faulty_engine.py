@@ -12,16 +12,20 @@ from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason,
 from kvasir.ports.engine import Engine, StepSink
 from kvasir_workers.engines.delegating import DelegatingEngine
 
+_FULL, _WAITING = 0.98, 3
+
 
 class FaultyEngine(DelegatingEngine):
     """`kvasir.ports.engine.Engine` around `engine`. While `failing` names an error code, every leg is
     answered with it. While `stale`, load keeps its value, and comes with no step. `tiers` are reported in
-    place of the engine's, if there are any. `submitted` counts legs, refused ones included."""
+    place of the engine's, if there are any. While `full`, KV memory is reported as full, and requests as
+    waiting for it. `submitted` counts legs, refused ones included."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.failing: str | None = None
         self.submitted = 0
+        self.full = False
         self.tiers: tuple[TierLoad, ...] = ()
         self._sink: StepSink | None = None
         self._stale: EngineLoad | None = None
@@ -51,6 +55,8 @@ class FaultyEngine(DelegatingEngine):
     def load(self) -> EngineLoad:
         """See Engine."""
         load = self._stale or super().load()
+        if self.full:
+            load = replace(load, kv_usage=_FULL, waiting=load.waiting + _WAITING)
         return replace(load, tiers=self.tiers) if self.tiers else load
 
     async def stop(self) -> None:
@@ -60,7 +66,7 @@ class FaultyEngine(DelegatingEngine):
 
     def _pass_on(self, batch: StepBatch) -> None:
         if self._sink is not None:
-            plain = self._stale is None and not self.tiers
+            plain = self._stale is None and not self.tiers and not self.full
             self._sink(batch if plain else replace(batch, load=None))
 
     def _refuse(self, code: str, requests: tuple[EngineRequest, ...]) -> None:

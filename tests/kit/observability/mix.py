@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from kvasir.config.spec.deployment import (
     AdmissionSpec,
@@ -30,6 +32,9 @@ _SHARED = 96
 _OUTPUT = 4
 _VOCABULARY = SimModel().vocab_size
 _SEVERAL = 4
+_LONG_OUTPUT, _STALL, _STALL_BEGINS_S, _QUICK_S = 60, 100.0, 0.02, 0.3
+"""Steps that begin within the second are a hundred times as long; between them, there are quick ones."""
+_MOVED_OUTPUT, _JUST_IN_TIME, _AWAY_S, _BACK_S = 24, 4.0, 0.5, 0.8
 CERTIFICATE_DAYS = 60
 _PASSED_DAYS = 50
 
@@ -88,17 +93,24 @@ def watched_deployment(certificate: Path | None, prefill: int = 2, decode: int =
 
 @dataclass(slots=True)
 class FaultScene:
-    """What a fault can change: a cluster, the traffic, and Unix time in seconds."""
+    """What a fault can change: a cluster, the traffic, Unix time in seconds, and when planner and discovery
+    stopped to answer, by the clock of the cluster. `going_on` are the tasks of a fault that goes on."""
 
     cluster: Cluster
     mix: TrafficMix
     wall_s: float
+    control_stopped_s: float | None = None
+    going_on: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def go_on(self, fault: Coroutine[Any, Any, None]) -> None:
+        """Run what a fault keeps doing, until the task is cancelled."""
+        self.going_on.append(asyncio.create_task(fault))
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """A fault, begun by `inject`. `code` is what the verdict calls it, and `alert` names it. `text` stands in
-    the verdict too, which needs the fault for `seconds`."""
+    """A fault, begun by `inject`. `code` is what the verdict calls it, and `alert` and those in `also` name
+    it. `text` stands in the verdict too, which needs the fault for `seconds`."""
 
     name: str
     code: str
@@ -106,6 +118,12 @@ class InjectedFault:
     text: str
     inject: Callable[[FaultScene], Awaitable[None]]
     seconds: float = 12.0
+    also: tuple[str, ...] = ()
+
+    @property
+    def alerts(self) -> frozenset[str]:
+        """All alerts that name it."""
+        return frozenset((self.alert, *self.also))
 
 
 async def _queueing(scene: FaultScene) -> None:
@@ -127,7 +145,42 @@ async def _slow_decode(scene: FaultScene) -> None:
 
 
 async def _cold_cache(scene: FaultScene) -> None:
-    scene.mix.shared = 0
+    # Long prompts, which are in time only if most of them is cached, and rare ones, so that none waits.
+    scene.mix.rate, scene.mix.prompt, scene.mix.shared = 0.5, 448, 0
+
+
+async def _stalls(scene: FaultScene) -> None:
+    scene.mix.output = _LONG_OUTPUT
+    scene.go_on(_stall(scene.cluster))
+
+
+async def _stall(cluster: Cluster) -> None:
+    while True:
+        _slow(cluster, "decode", _STALL)
+        await cluster.clock.sleep(_STALL_BEGINS_S)
+        _slow(cluster, "decode", 1.0)
+        await cluster.clock.sleep(_QUICK_S)
+
+
+async def _moved_streams(scene: FaultScene) -> None:
+    # Steps that are just in time, so that what a move takes is too much.
+    scene.mix.output = _MOVED_OUTPUT
+    _slow(scene.cluster, "decode", _JUST_IN_TIME)
+    scene.go_on(_lose_in_turn(scene.cluster))
+
+
+async def _lose_in_turn(cluster: Cluster) -> None:
+    while True:
+        for worker_id in sorted(each for each in cluster.workers if each.startswith("decode")):
+            lost = await cluster.kill(worker_id)
+            await cluster.clock.sleep(_AWAY_S)
+            await cluster.revive(lost.endpoint, lost.epoch + 1)
+            cluster.faults.slow(worker_id, _JUST_IN_TIME)
+            await cluster.clock.sleep(_BACK_S)
+
+
+async def _fragmented(scene: FaultScene) -> None:
+    scene.cluster.faults.fill(_first(scene.cluster, "decode"), True)
 
 
 async def _bad_worker(scene: FaultScene) -> None:
@@ -152,6 +205,11 @@ async def _tier(scene: FaultScene) -> None:
     scene.cluster.faults.trouble(_first(scene.cluster, "decode"), trouble)
 
 
+async def _control_stops(scene: FaultScene) -> None:
+    scene.mix.rate = 0.2
+    scene.control_stopped_s = scene.cluster.clock.now()
+
+
 async def _failing(scene: FaultScene) -> None:
     for worker_id in scene.cluster.workers:
         scene.cluster.faults.fail(worker_id, "worker_failed")
@@ -171,7 +229,13 @@ FAULTS = (
     ),
     InjectedFault("slow decode", "slow_tokens", "KvasirItlBatch", "steps of engines", _slow_decode),
     InjectedFault(
-        "cold cache", "cold_cache", "KvasirHitRateFell", "caches of kvasir-tiny are cold", _cold_cache, 64.0
+        "cold cache",
+        "cold_cache",
+        "KvasirHitRateFell",
+        "caches of kvasir-tiny are cold",
+        _cold_cache,
+        64.0,
+        also=("KvasirTtftColdCache",),
     ),
     InjectedFault(
         "bad worker", "worker_ejected", "KvasirWorkerUnhealthy", "decode-2 is ejected", _bad_worker
@@ -184,6 +248,24 @@ FAULTS = (
     InjectedFault("tier in trouble", "tier", "KvasirTierTrouble", "the disk tier of worker decode-2", _tier),
     InjectedFault(
         "old certificate", "certificate_expires", "KvasirCertificateExpires", "in 10 days", _certificate
+    ),
+    InjectedFault(
+        "stalls", "slow_tokens", "KvasirItlStall", "steps of engines", _stalls, also=("KvasirItlUneven",)
+    ),
+    InjectedFault(
+        "moved streams", "slow_tokens", "KvasirItlTransfer", "continuing on other workers", _moved_streams
+    ),
+    InjectedFault(
+        "fragmented KV", "worker_kv_full", "KvasirKvFragmented", "KV memory of decode-2 is full", _fragmented
+    ),
+    InjectedFault(
+        "stopped control",
+        "planner_inactive",
+        "KvasirPlannerInactive",
+        "has not answered",
+        _control_stops,
+        64.0,
+        also=("KvasirDiscoveryStale",),
     ),
     InjectedFault("failing workers", "failing_requests", "KvasirRequestsFail", "worker_failed", _failing),
 )

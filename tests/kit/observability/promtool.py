@@ -119,7 +119,9 @@ def _series(watched: Watched) -> Iterator[dict[str, str]]:
                 values = f"{'_' if was is None else f'{was:g}'}x{BEFORE_MIN} {value:g}x{AFTER_MIN}"
             else:
                 was = was or 0.0
-                calm, fault = (was - began) * 60 / watched.calm_s, (value - was) * 60 / watched.fault_s
+                # A counter of a process that has restarted begins again.
+                grown = value - was if value >= was else value
+                calm, fault = (was - began) * 60 / watched.calm_s, grown * 60 / watched.fault_s
                 values = f"0+{calm:g}x{BEFORE_MIN} {calm * BEFORE_MIN + fault:g}+{fault:g}x{AFTER_MIN}"
             yield {"series": series, "values": values}
 
