@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from load_tests.report import REPORTS, Row, median, read, write
-from load_tests.scenarios.gateway.alternating import path_costs, unit_of
+from load_tests.scenarios.gateway.in_turn.alternating import path_costs, unit_of
 from load_tests.scenarios.gateway.processes import ProcessError
 from load_tests.scenarios.gateway.systems import packages_of
 from load_tests.vocabulary import large_model

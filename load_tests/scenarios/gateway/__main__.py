@@ -29,7 +29,8 @@ from pathlib import Path
 
 from kvasir import native
 from load_tests.report import REPORTS, Row, read, write
-from load_tests.scenarios.gateway import bodies, measure, observability, pacing
+from load_tests.scenarios.gateway import bodies, measure, pacing
+from load_tests.scenarios.gateway.in_turn import observability
 from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import Child, ProcessError
