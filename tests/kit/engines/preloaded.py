@@ -6,6 +6,7 @@ tests of workers and deployments too.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from functools import cache, partial
@@ -35,6 +36,8 @@ def _imported(import_runtime: Callable[[], ModuleType]) -> ModuleType:
 
     if not isinstance(launching.get_mp_context, partial):
         launching.get_mp_context = partial(_context, launching.get_mp_context)
+        # Collections would walk all that was imported, as in tests/conftest.py.
+        gc.freeze()
     return runtime
 
 
