@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@cache
 def every_series() -> set[str]:
     """The names under which all there is can be scraped."""
     metrics = Metrics(registry := CollectorRegistry(), ["m"], ["s"])
@@ -74,6 +76,7 @@ def every_series() -> set[str]:
     }
 
 
+@cache
 def every_field() -> set[str]:
     """Each field of the spec by its path, as pages write it: from the top, the gateway, or a pool."""
     schema = Deployment.model_json_schema()
@@ -89,11 +92,13 @@ def every_field() -> set[str]:
     return found | {name.removeprefix(where) for name in found for where in ("pools.", "gateway.")}
 
 
+@cache
 def commands() -> set[str]:
     groups = [each for each in parser()._actions if isinstance(each, argparse._SubParsersAction)]
     return {name for group in groups for name in group.choices}
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The headings of a page as links name them."""
     heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)

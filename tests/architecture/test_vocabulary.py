@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("platform", "router", "workers")
 SECTION = "## Words that are not used"
+_NAME = re.compile(r"[^\W\d]\w*")
+_CLASS = re.compile(r"^class ([^\W_]\w*)", re.MULTILINE)
 
 
 def rejected_words() -> set[str]:
@@ -38,6 +40,9 @@ def words(identifier: str) -> list[str]:
 
 def rejected_names(source: str, rejected: set[str]) -> list[str]:
     """Each name of some code that holds a rejected word, with its line."""
+    # Most files hold none, in their comments and texts either, and are not worth tokenizing.
+    if not any(rejected & set(words(name)) for name in set(_NAME.findall(source))):
+        return []
     found = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and rejected & set(words(token.string)):
@@ -51,10 +56,15 @@ def public_classes() -> dict[str, list[str]]:
         # The Python twin of a native class has its name.
         if path.name.startswith("_"):
             continue
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                defined[node.name].append(str(path.relative_to(ROOT)))
+        for name in _CLASS.findall(path.read_text()):
+            defined[name].append(str(path.relative_to(ROOT)))
     return defined
+
+
+def defines(path: str, name: str) -> bool:
+    """Whether the class is code of the module, and not in a text."""
+    body = ast.parse((ROOT / path).read_text()).body
+    return any(isinstance(node, ast.ClassDef) and node.name == name for node in body)
 
 
 def test_the_glossary_lists_rejected_words() -> None:
@@ -73,8 +83,10 @@ def test_no_name_holds_a_rejected_word(folder: str) -> None:
 
 
 def test_each_public_class_name_has_one_meaning() -> None:
-    several = {name: paths for name, paths in public_classes().items() if len(paths) > 1}
-    assert not several
+    classes = public_classes()
+    assert len(classes) > 1000
+    several = {name: paths for name, paths in classes.items() if len(paths) > 1}
+    assert not {name: paths for name, paths in several.items() if sum(defines(p, name) for p in paths) > 1}
 
 
 def test_a_rejected_word_is_found_in_any_form_of_a_name() -> None:
