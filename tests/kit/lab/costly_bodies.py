@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import msgspec
 from msgspec import Struct, inspect
 
 from kvasir.config.load.model_files import resolve_model
@@ -159,7 +160,7 @@ def bodies() -> Iterator[tuple[str, type[Struct], bytes]]:
                 if kind is TokenizeBody:
                     body.setdefault("messages" if field.encode_name != "prompt" else "model", "m")
                 name = f"{kind.__name__}.{field.encode_name}: {what}"
-                yield name, kind, json.dumps(body, ensure_ascii=False).encode()
+                yield name, kind, msgspec.json.encode(body)
 
 
 def _least(info: inspect.StructType) -> dict[str, Any]:
