@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.config.checks.cpu_kernels import CpuKind
 from kvasir.config.load.loader import load
 from kvasir.sizing.weights import WeightKind, WeightPart
 from kvasir_platform.cluster.preflight.checks import examine
@@ -51,6 +52,8 @@ MIXTURE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", 
 INT4 = {"type": "int", "num_bits": 4, "strategy": "group"}
 FP8 = {"type": "float", "num_bits": 8, "strategy": "channel"}
 FP8_BLOCKS = FP8 | {"strategy": "block"}
+AMX = CpuKind(amx=True)
+INT8 = {"type": "int", "num_bits": 8, "strategy": "channel"}
 PACKED_EXPERTS = (WeightPart(WeightKind.EXPERT, 0, last=True, fixed=4096),)
 PLAIN_EXPERTS = (WeightPart(WeightKind.EXPERT, 0, last=True, elements=4096),)
 MAMBA = {
@@ -80,7 +83,7 @@ def test_experts_in_mxfp4_are_refused_on_a_cpu_without_amx_and_the_way_out_is_na
 
 
 def test_experts_in_mxfp4_run_on_a_cpu_with_amx_and_on_a_gpu() -> None:
-    assert found(EXPERTS, amx=True) == []
+    assert found(EXPERTS, cpu=AMX) == []
     assert found(EXPERTS, installed={"vllm": "0.32.0", "ray": "2.60.0"}, gpus=1) == []
     assert found(GPT_OSS) == found(compressed(LLAMA, **INT4)) == []
     assert found(EXPERTS, "pools.all.engine.kind=sim") == []
@@ -100,6 +103,7 @@ def test_experts_in_mxfp4_run_on_a_cpu_with_amx_and_on_a_gpu() -> None:
         (quantized(MIXTURE, quant_method="awq", bits=4), [], "experts are in INT4"),
         (quantized(MIXTURE, quant_method="gptq", bits=4), [], "experts are in INT4"),
         (compressed(MIXTURE, **INT4), [], "experts are in INT4"),
+        (compressed(MIXTURE, **INT8), [], "experts are in INT8"),
     ],
 )
 def test_blocks_of_fp8_and_experts_in_int4_are_refused_on_a_cpu_without_amx(
@@ -111,7 +115,7 @@ def test_blocks_of_fp8_and_experts_in_int4_are_refused_on_a_cpu_without_amx(
     assert what in finding.message
     assert "AMX" in finding.message
     assert "GPU" in finding.remedy
-    assert found(raw, *options, weights=weights, amx=True) == []
+    assert found(raw, *options, weights=weights, cpu=AMX) == []
 
 
 @pytest.mark.parametrize("weights", [INT4, FP8])
@@ -121,9 +125,21 @@ def test_experts_that_a_checkpoint_keeps_in_16_bits_are_no_reason_to_refuse_it(
     assert found(compressed(MIXTURE, **weights), weights=PLAIN_EXPERTS) == []
 
 
+@pytest.mark.parametrize("method", ["int8", "experts_int8", "int8_per_channel_weight_only"])
+def test_experts_are_quantized_to_int8_at_load_where_there_is_a_kernel(method: str) -> None:
+    option = f"model.quantization={method}"
+    (finding,) = found(MIXTURE, option, weights=PLAIN_EXPERTS)
+    assert "experts are in INT8" in finding.message
+    assert found(MIXTURE, option, weights=PLAIN_EXPERTS, cpu=AMX) == []
+    assert found(MIXTURE, option, weights=PLAIN_EXPERTS, cpu=CpuKind(x86=False)) == []
+    assert found(LLAMA, "model.quantization=int8") == []
+
+
 def test_experts_in_fp8_without_blocks_are_refused_on_every_cpu() -> None:
-    (finding,) = found(compressed(MIXTURE, **FP8), weights=PACKED_EXPERTS, amx=True)
+    (finding,) = found(compressed(MIXTURE, **FP8), weights=PACKED_EXPERTS, cpu=AMX)
     assert finding.level == "error"
+    assert "experts are in FP8 without blocks" in finding.message
+    (finding,) = found(MIXTURE, "model.quantization=fp8_per_channel", weights=PLAIN_EXPERTS, cpu=AMX)
     assert "experts are in FP8 without blocks" in finding.message
 
 
@@ -131,7 +147,7 @@ def test_experts_in_fp8_without_blocks_are_refused_on_every_cpu() -> None:
     ("raw", "options"), [(PACKED, []), (LLAMA, ["model.quantization=mxfp4"])], ids=["stored", "at load"]
 )
 def test_linear_layers_in_mxfp4_are_refused_on_every_cpu(raw: dict[str, Any], options: list[str]) -> None:
-    (finding,) = found(raw, *options, amx=True)
+    (finding,) = found(raw, *options, cpu=AMX)
     assert finding.level == "error"
     assert "MXFP4" in finding.message
     assert finding.remedy

@@ -8,7 +8,8 @@ both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from kvasir.config.checks.quantization import declared_method
 
@@ -18,6 +19,9 @@ _WITH_AMX = (
 )
 _PACKED = "mxfp4-pack-quantized"
 _NEEDS_AMX = "for which vLLM's kernel needs a CPU with AMX, and this one has none"
+_INT8_AT_LOAD = ("int8", "experts_int8", "int8_per_channel_weight_only")
+ExpertWeights = Literal["none", "plain", "packed"]
+"""The experts of a checkpoint: it has none, in 16 or 32 bits, or quantized."""
 _MAMBA2 = frozenset(
     (
         "FalconH1ForCausalLM",
@@ -32,12 +36,20 @@ _MAMBA2 = frozenset(
 _SHORT_CONVOLUTIONS = frozenset(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"))
 
 
+@dataclass(frozen=True, slots=True)
+class CpuKind:
+    """What vLLM's kernels need of a CPU: whether it is one with x86 instructions, and with AMX."""
+
+    x86: bool = True
+    amx: bool = False
+
+
 def kernel_problem(
-    wanted: str, quantization: Mapping[str, Any] | None, *, packed_experts: bool, amx: bool
+    wanted: str, quantization: Mapping[str, Any] | None, *, experts: ExpertWeights, cpu: CpuKind
 ) -> tuple[str, str] | None:
-    """Return why quantized weights cannot be computed with on a CPU with or without AMX, and what to do; None
-    if they can, or there are none. `wanted` is model.quantization, and `quantization` what the checkpoint
-    declares; `packed_experts`: it has experts that are quantized."""
+    """Return why quantized weights cannot be computed with on a CPU, and what to do; None if they can, or
+    there are none. `wanted` is model.quantization, and `quantization` what the checkpoint declares; `experts`
+    says whether it has experts, and whether they are quantized."""
     declared = declared_method(quantization)
     stated = quantization or {}
     if wanted == "mxfp4" and not declared:
@@ -47,10 +59,11 @@ def kernel_problem(
         )
     if declared == "compressed-tensors" and _PACKED in _formats(stated):
         return "its linear layers are in MXFP4, for which vLLM has no kernel on CPUs", _ANYWHERE
-    if packed_experts and _in_fp8(declared, stated) and not _in_fp8_blocks(declared, stated):
+    packed = experts == "packed" and _in_fp8(declared, stated) and not _in_fp8_blocks(declared, stated)
+    if packed or (experts == "plain" and not declared and wanted == "fp8_per_channel"):
         return "its experts are in FP8 without blocks, for which vLLM has no kernel on CPUs", _ANYWHERE
-    what = _computed_with_amx(wanted, declared, stated, packed_experts=packed_experts)
-    return None if amx or not what else (f"{what}, {_NEEDS_AMX}", _WITH_AMX)
+    what = _computed_with_amx(wanted, declared, stated, experts=experts, x86=cpu.x86)
+    return None if cpu.amx or not what else (f"{what}, {_NEEDS_AMX}", _WITH_AMX)
 
 
 def loses_prefixes(architectures: Sequence[str]) -> bool:
@@ -61,7 +74,7 @@ def loses_prefixes(architectures: Sequence[str]) -> bool:
 
 
 def _computed_with_amx(
-    wanted: str, declared: str, quantization: Mapping[str, Any], *, packed_experts: bool
+    wanted: str, declared: str, quantization: Mapping[str, Any], *, experts: ExpertWeights, x86: bool
 ) -> str:
     """Return which weights need AMX, "" for none."""
     if declared in ("mxfp4", "gpt_oss_mxfp4"):
@@ -70,8 +83,12 @@ def _computed_with_amx(
         return "its weights are in FP8 with a scale for each block"
     if declared == "fp8":
         return "its weights are in FP8 with a scale for each tensor"
-    if packed_experts and _in_four_bits(declared, quantization):
+    if experts == "packed" and _in_four_bits(declared, quantization):
         return "its experts are in INT4"
+    # On other CPUs vLLM has kernels for these without AMX.
+    packed = experts == "packed" and bool(_weights(declared, quantization, "int", 8))
+    if x86 and (packed or (experts == "plain" and not declared and wanted in _INT8_AT_LOAD)):
+        return "its experts are in INT8"
     return ""
 
 

@@ -154,7 +154,7 @@ def _models(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
         )
         yield from movement_findings(view, machine.model_of(view))
         if on_cpu:
-            yield from cpu_kernel_findings(view, machine.model_of(view), amx=machine.amx)
+            yield from cpu_kernel_findings(view, machine.model_of(view), machine.cpu)
 
 
 def _port(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:

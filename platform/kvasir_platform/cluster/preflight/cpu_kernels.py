@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvasir.config.checks.cpu_kernels import kernel_problem, loses_prefixes
+from kvasir.config.checks.cpu_kernels import CpuKind, ExpertWeights, kernel_problem, loses_prefixes
 from kvasir.config.spec.deployment import Deployment
 from kvasir.sizing.weights import WeightKind
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
 
 
-def cpu_kernel_findings(view: Deployment, model: ModelProbe, *, amx: bool) -> Iterator[Finding]:
-    """Yield what the CPU, with or without AMX, cannot compute for the model of `view`."""
+def cpu_kernel_findings(view: Deployment, model: ModelProbe, cpu: CpuKind) -> Iterator[Finding]:
+    """Yield what the CPU cannot compute for the model of `view`."""
     pools = [pool for pool in view.pools if pool.engine.kind == "vllm"]
     if model.config is None or not pools:
         return
     name = view.model.name
-    packed = any(part.kind is WeightKind.EXPERT and (part.fixed or part.packed) for part in model.weights)
+    experts = _experts(model)
     if problem := kernel_problem(
-        view.model.quantization, model.config.quantization, packed_experts=packed, amx=amx
+        view.model.quantization, model.config.quantization, experts=experts, cpu=cpu
     ):
         message, remedy = problem
         yield Finding("model", "error", f"{name}: {message}", remedy)
@@ -31,3 +31,10 @@ def cpu_kernel_findings(view: Deployment, model: ModelProbe, *, amx: bool) -> It
             f"{name} is served without a prefix cache: on a CPU vLLM cannot keep the states that one needs",
             "; ".join(f"set pools.{each}.engine.prefix_caching: false, to state it" for each in cached),
         )
+
+
+def _experts(model: ModelProbe) -> ExpertWeights:
+    parts = [part for part in model.weights if part.kind is WeightKind.EXPERT]
+    if not parts:
+        return "none"
+    return "packed" if any(part.fixed or part.packed for part in parts) else "plain"

@@ -4,6 +4,7 @@ and whether they have the instructions that some kernels need."""
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -20,6 +21,11 @@ def usable_cpus(cgroup: Path = CGROUP) -> float:
     except (OSError, ValueError):
         pass
     return cpus
+
+
+def is_x86() -> bool:
+    """Whether the CPU has the instructions of x86."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def has_amx(cpuinfo: Path = CPUINFO) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.config.checks.cpu_kernels import CpuKind
 from kvasir.config.spec.deployment import Deployment
 from kvasir.sizing.weights import WeightPart
 from kvasir_platform.cluster.preflight.kubernetes import KubernetesProbe
@@ -63,7 +64,7 @@ class MachineFacts:
     """The machine's properties that a deployment depends on. Sizes in bytes; `memory_limit` names what bounds
     the available memory. `model` is the deployment's first, and `further_models` are the others by name.
     `installed` and `pinned` map distributions to versions, the latter as this release of Kvasir requires
-    them; `modules` are those of the Python modules with kernels that are installed; `amx`: the CPU has AMX.
+    them; `modules` are those of the Python modules with kernels that are installed; `cpu` is the CPU's kind.
     `gpu_devices` are the names of GPUs, "" for one whose name is unknown. `limits_problem` is why the Redis
     of rate limits cannot be reached."""
 
@@ -82,7 +83,7 @@ class MachineFacts:
     installed: dict[str, str] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
-    amx: bool = False
+    cpu: CpuKind = CpuKind()
     native: bool = True
     named_files: tuple[FileProbe, ...] = ()
     tiers: TierProbe = TierProbe()

@@ -17,6 +17,7 @@ import psutil
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.checks.all2all import KERNEL_MODULES
+from kvasir.config.checks.cpu_kernels import CpuKind
 from kvasir.config.load.hub import HubUnreachableError, hub_files
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.object_storage import (
@@ -30,7 +31,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
 from kvasir.sizing.weights import stated_parts, weight_parts
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
-from kvasir_platform.cluster.preflight.cpus import has_amx, usable_cpus
+from kvasir_platform.cluster.preflight.cpus import has_amx, is_x86, usable_cpus
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.host_memory import CGROUP, available_memory
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
@@ -62,7 +63,7 @@ def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
         installed=installed_packages(),
         pinned=_pinned(),
         modules=frozenset(filter(has_module, KERNEL_MODULES)),
-        amx=has_amx(),
+        cpu=CpuKind(x86=is_x86(), amx=has_amx()),
         native=IS_NATIVE,
         named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
         tiers=probe_tiers(deployment.tiers),
