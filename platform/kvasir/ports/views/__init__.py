@@ -1,0 +1,1 @@
+"""What routers say of themselves, as values."""
