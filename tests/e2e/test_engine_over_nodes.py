@@ -137,7 +137,7 @@ def test_each_node_keeps_its_part_of_a_prompt_in_memory_until_the_engine_is_lost
     """The device's cache has room for two prompts."""
     spec = tmp_path / "kvasir.yaml"
     spec.write_text(SPEC % TIGHT + KEPT)
-    prompts = [f"{number} " + "and it came to pass in those days " * 24 for number in range(6)]
+    prompts = [f"{number} " + "and it came to pass in those days " * 80 for number in range(6)]
     with start_stack(tmp_path, "-f", str(spec)) as stack:
         texts = [_completed(stack, prompt=prompt)[0] for prompt in prompts]
         assert stack.metric("kvasir_tier_tokens_total") == 0
