@@ -48,7 +48,7 @@ class Script:
                 unsent = outer.unsent if key.endswith("/content") else 0
                 self.wfile.write(body[: len(body) - unsent])
 
-            do_GET = do_POST = _do
+            do_GET = do_POST = do_DELETE = _do
 
             def log_message(self, format: str, *args: object) -> None:
                 """No output."""
@@ -99,6 +99,28 @@ def test_submit_uploads_the_file_and_takes_the_endpoint_from_its_first_line(
         "input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "7d",
     }  # fmt: skip
     assert "kvasir batch watch batch_1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [("--window", "soon"), ("--window", "0h"), ("--endpoint", "/v1/images")])
+def test_what_no_gateway_takes_is_refused_before_the_upload(
+    script: Script, tmp_path: Path, capsys: Any, wrong: tuple[str, str]
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps(LINE))
+    assert run(script, "submit", str(file), *wrong) == 2
+    assert wrong[1] in capsys.readouterr().err
+    assert not script.bodies
+
+
+def test_a_file_whose_batch_is_refused_is_deleted(script: Script, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps(LINE))
+    script.answer("POST /v1/files", {"id": "file-1"})
+    script.answer("POST /v1/batches", {"error": {"message": "up to 720h"}}, status=400)
+    script.answer("DELETE /v1/files/file-1", {"id": "file-1", "deleted": True})
+    assert run(script, "submit", str(file), "--window", "99999d") == 1
+    assert "up to 720h" in capsys.readouterr().err
+    assert "DELETE /v1/files/file-1" in script.bodies
 
 
 def test_a_file_without_a_url_asks_for_the_endpoint(script: Script, tmp_path: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from kvasir.core.errors import ConfigError
+from kvasir.core.errors import ConfigError, KvasirError, RequestError
 from kvasir_platform.cli.batch.client import asked, download, upload
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.common.output import CommandOutput, duration, number, size, table
+from kvasir_platform.gateway.batches.schema import ENDPOINTS
+from kvasir_platform.gateway.batches.windows import window_s
 
 FINAL = frozenset(("completed", "failed", "expired", "cancelled"))
 _POLL_S = 1.0
@@ -34,8 +37,10 @@ class SubmitArguments:
 
 
 def submit(wanted: SubmitArguments, site: Site, output: CommandOutput) -> int:
-    """Upload a file and create a batch. Raises the errors of the client."""
+    """Upload a file and create a batch; the file is deleted again if the gateway refuses the batch. Raises
+    ConfigError for an endpoint or window that no gateway takes, and the errors of the client."""
     endpoint = wanted.endpoint or _first_url(wanted.file)
+    _check(endpoint, wanted.window)
 
     def shown(sent: int, total: int) -> None:
         if output.is_terminal:
@@ -45,7 +50,12 @@ def submit(wanted: SubmitArguments, site: Site, output: CommandOutput) -> int:
     if output.is_terminal:
         output.redraw("")
     body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": wanted.window}
-    batch = asked(site, "POST", "/v1/batches", body)
+    try:
+        batch = asked(site, "POST", "/v1/batches", body)
+    except RequestError:
+        with contextlib.suppress(KvasirError):
+            asked(site, "DELETE", f"/v1/files/{quote(str(file['id']), safe='')}")
+        raise
     name = str(batch["id"])
     if wanted.watch:
         output.text(f"{name} is submitted")
@@ -136,6 +146,13 @@ def cancel(name: str, site: Site, output: CommandOutput) -> int:
 
 def _path(name: str) -> str:
     return f"/v1/batches/{quote(name, safe='')}"
+
+
+def _check(endpoint: str, window: str) -> None:
+    if window_s(window) is None:
+        raise ConfigError(f"--window {window!r}: a whole number and m, h or d, as 90m, 24h or 7d")
+    if endpoint not in ENDPOINTS:
+        raise ConfigError(f"no batch calls {endpoint!r}; lines may call {', '.join(ENDPOINTS)}")
 
 
 def _first_url(path: Path) -> str:

@@ -24,13 +24,12 @@ from kvasir_platform.gateway.batches.schema import (
     BatchUsage,
     CreateBatchBody,
 )
+from kvasir_platform.gateway.batches.windows import window_s
 from kvasir_platform.gateway.openai.schema.decode import decode_served
 from kvasir_platform.gateway.openai.schema.limits import bad
 
 OPEN = "open"
 _MARK = re.compile(r"(.+)\.(batch_[0-9a-f]{24})")
-_WINDOW = re.compile(r"([1-9]\d{0,4})([mhd])")
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 _BATCH = msgspec.json.Decoder(BatchObject)
 _BODY = msgspec.json.Decoder(CreateBatchBody)
 
@@ -54,7 +53,7 @@ class StoredBatches:
 
     def create(self, tenant: str, name: str, asked: CreateBatchBody) -> BatchObject:
         """Store a new batch. Raise RequestError for a window that is too long, CapacityError for too many."""
-        window_s = self._window_s(asked.completion_window)
+        lasts_s = self._lasts_s(asked.completion_window)
         if sum(of == tenant for of, _ in self.open()) >= self._spec.max_batches:
             raise CapacityError(
                 f"You have {self._spec.max_batches} batches that have not ended, which is your limit.",
@@ -68,7 +67,7 @@ class StoredBatches:
             input_file_id=asked.input_file_id,
             completion_window=asked.completion_window,
             created_at=now,
-            expires_at=now + window_s,
+            expires_at=now + lasts_s,
             request_counts=BatchCounts(),
             usage=BatchUsage.none(),
             metadata=asked.metadata,
@@ -144,10 +143,9 @@ class StoredBatches:
             if found is not None and found.status in FINAL:
                 self._storage.remove(f"{tenant}/batches/{name}")
 
-    def _window_s(self, window: str) -> int:
-        parts = _WINDOW.fullmatch(window)
-        seconds = int(parts[1]) * _SECONDS[parts[2]] if parts is not None else 0
-        if not seconds or seconds > self._spec.retention_s:
+    def _lasts_s(self, window: str) -> int:
+        seconds = window_s(window)
+        if seconds is None or seconds > self._spec.retention_s:
             raise bad(
                 f"completion_window is a whole number and m, h or d, as in 24h, up to "
                 f"{int(self._spec.retention_s // 3600)}h.",
