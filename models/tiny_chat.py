@@ -45,8 +45,8 @@ CHAT_TEMPLATE = """\
 {{- '<|assistant|>' + text(message.content) -}}
 {%- for call in message.tool_calls or [] -%}
 {%- set arguments = call.function.arguments -%}
-{{- '\\n{"name": "' + call.function.name + '", "arguments": ' -}}
-{{- (arguments if arguments is string else arguments | tojson) + '}' -}}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- (arguments if arguments is string else arguments | tojson) + '}\\n</tool_call>' -}}
 {%- endfor -%}
 {{- '<|end|>' -}}
 {%- else -%}

@@ -38,7 +38,6 @@ _TOOLS = (
         "hermes",
         marks=("<tool_call>", "</tool_call>", '"arguments"'),
         without=("<function=", "<arg_key>"),
-        tokens=("<tool_call>",),
     ),
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from kvasir.checkpoint import parsers
 from kvasir.checkpoint.parsers import reasoning_parser, tool_parser
 from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS
 from kvasir.config.load.loader import load
+from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.model_parsers import with_parsers
 from kvasir.core.errors import ConfigError
 
@@ -52,7 +53,7 @@ def test_the_template_decides(
 
 
 def test_a_parser_is_not_chosen_without_the_tokens_that_it_looks_for() -> None:
-    assert tool_parser("qwen3", QWEN3, "") is None
+    assert tool_parser("qwen3", CODER, "") is None
     assert reasoning_parser("qwen3", QWEN3, "<tool_call>") is None
 
 
@@ -73,7 +74,6 @@ def test_auto_becomes_a_name_and_names_are_kept(tmp_path: Path) -> None:
     view = with_parsers(load(None, options), folder(tmp_path, QWEN3))
     engine = view.pool("decode").engine
     assert (engine.tool_parser, engine.reasoning_parser) == ("hermes", "deepseek_r1")
-    assert view.pool("prefill").engine.tool_parser is None
     configured = [*options, f"model.chat_template='{CODER} {{{{ messages }}}}'"]
     assert with_parsers(load(None, configured), tmp_path).pool("decode").engine.tool_parser == "qwen3_xml"
 
@@ -84,6 +84,21 @@ def test_auto_is_refused_where_nothing_is_certain(tmp_path: Path) -> None:
         with_parsers(spec, folder(tmp_path, "{{ messages }}"))
 
 
-def test_a_spec_without_auto_reads_no_files(tmp_path: Path) -> None:
+def test_by_default_tool_calls_are_parsed_where_a_parser_is_certain(tmp_path: Path) -> None:
+    view = with_parsers(load(None), folder(tmp_path, QWEN3))
+    assert {pool.engine.tool_parser for pool in view.pools} == {"hermes"}
+    assert {pool.engine.reasoning_parser for pool in view.pools} == {None}
     spec = load(None)
-    assert with_parsers(spec, tmp_path / "absent") is spec
+    assert with_parsers(spec, folder(tmp_path, "{{ messages }}")) is spec
+
+
+def test_the_model_that_ships_with_kvasir_takes_tools() -> None:
+    view = with_parsers(load(None), resolve_model("kvasir-tiny"))
+    assert {pool.engine.tool_parser for pool in view.pools} == {"hermes"}
+
+
+def test_no_parser_is_chosen_where_the_spec_wants_none_or_names_one(tmp_path: Path) -> None:
+    for name, resolved in (("none", None), ("hermes", "hermes")):
+        spec = load(None, [f"pools.{pool}.engine.tool_parser={name}" for pool in ("prefill", "decode")])
+        view = with_parsers(spec, tmp_path / "absent")
+        assert {pool.engine.tool_parser for pool in view.pools} == {resolved}

@@ -27,6 +27,9 @@ nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 step3p5
 TOOL_PARSERS = _TOOL_PARSERS.split()
 REASONING_PARSERS = _REASONING_PARSERS.split()
 
+NO_PARSER = "none"
+"""In a spec: no parser, whatever the model's files call for."""
+
 _NEAR = 4
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.parsers import reasoning_parser, tool_parser
+from kvasir.config.checks.parsers import NO_PARSER
 from kvasir.config.load.model_files import chat_template, configured_template
 from kvasir.config.load.model_support import with_length
-from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role
 
@@ -42,24 +43,34 @@ def answers_alike(view: Deployment, pool: PoolSpec) -> bool:
 
 
 def with_parsers(view: Deployment, folder: Path) -> Deployment:
-    """Return `view` with the names of parsers for the model in `folder`. Raises ConfigError if the spec has
-    `auto` and no parser is certain."""
-    wanted = {field for pool in view.pools for field in _CHOICES if getattr(pool.engine, field) == "auto"}
-    if not wanted:
-        return view
-    configured = configured_template(view.model.chat_template)
-    template = chat_template(folder, tools=True) if configured is None else configured
-    tokenizer = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    model_type = read_model_config(folder).model_type
-    names = {field: _CHOICES[field](model_type, template, tokenizer) for field in wanted}
-    for field in sorted(wanted):
+    """Return `view` with the names of parsers for the model in `folder`: where the spec has `auto`, and, if
+    one is certain, the parser of tool calls where it has none. Raises ConfigError if the spec has `auto` and
+    no parser is certain."""
+    asked = {field for pool in view.pools for field in _CHOICES if getattr(pool.engine, field) == "auto"}
+    names = _certain(view, folder) if asked or any(map(_takes_default, view.pools)) else {}
+    for field in sorted(asked):
         if names[field] is None:
             raise ConfigError(
-                f"engine.{field}: auto, and the files of {view.model.name} ({model_type}) name no parser for "
-                "certain; set the name of one, or leave it out"
+                f"engine.{field}: auto, and the files of {view.model.name} "
+                f"({read_model_config(folder).model_type}) name no parser for certain; set the name of one, "
+                "or leave it out"
             )
-    pools = tuple(pool.model_copy(update={"engine": _named(pool.engine, names)}) for pool in view.pools)
-    return view.model_copy(update={"pools": pools})
+    pools = tuple(_named(pool, names) for pool in view.pools)
+    return view if pools == view.pools else view.model_copy(update={"pools": pools})
+
+
+def _certain(view: Deployment, folder: Path) -> dict[str, str | None]:
+    """Return the parsers that the model's files call for, None for each that is not certain."""
+    configured = configured_template(view.model.chat_template)
+    template = chat_template(folder, tools=True) if configured is None else configured
+    path = folder / "tokenizer.json"
+    tokenizer = path.read_text(encoding="utf-8") if path.is_file() else ""
+    model_type = read_model_config(folder).model_type
+    return {field: choose(model_type, template, tokenizer) for field, choose in _CHOICES.items()}
+
+
+def _takes_default(pool: PoolSpec) -> bool:
+    return pool.role is not Role.EMBED and pool.engine.tool_parser is None
 
 
 def _sharing(pool: PoolSpec, shared: dict[str, str | None]) -> PoolSpec:
@@ -69,6 +80,11 @@ def _sharing(pool: PoolSpec, shared: dict[str, str | None]) -> PoolSpec:
     return pool.model_copy(update={"engine": pool.engine.model_copy(update=changes)})
 
 
-def _named(engine: EngineSpec, names: dict[str, str | None]) -> EngineSpec:
-    changes = {field: name for field, name in names.items() if getattr(engine, field) == "auto"}
-    return engine.model_copy(update=changes)
+def _named(pool: PoolSpec, names: dict[str, str | None]) -> PoolSpec:
+    engine = pool.engine
+    changes = {field: names[field] for field in _CHOICES if getattr(engine, field) == "auto"}
+    if engine.tool_parser == NO_PARSER:
+        changes["tool_parser"] = None
+    elif _takes_default(pool) and names["tool_parser"] is not None:
+        changes["tool_parser"] = names["tool_parser"]
+    return pool.model_copy(update={"engine": engine.model_copy(update=changes)}) if changes else pool

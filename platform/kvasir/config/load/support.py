@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvasir.config.checks.parsers import REASONING_PARSERS, TOOL_PARSERS, closest_matches
+from kvasir.config.checks.parsers import NO_PARSER, REASONING_PARSERS, TOOL_PARSERS, closest_matches
 from kvasir.config.checks.quantization import WITHOUT_CPU_KERNEL
 from kvasir.config.load.object_storage import is_object_uri
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, is_loopback
@@ -153,7 +153,7 @@ def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
 
 
 def _parsers(engine: EngineSpec, at: str) -> Iterator[str]:
-    if engine.tool_parser is not None and engine.tool_parser not in ("auto", *TOOL_PARSERS):
+    if engine.tool_parser is not None and engine.tool_parser not in ("auto", NO_PARSER, *TOOL_PARSERS):
         yield (
             f"{at}.tool_parser: the engine knows no {engine.tool_parser!r}; "
             f"{closest_matches(engine.tool_parser, TOOL_PARSERS)}"

@@ -144,9 +144,9 @@ class EngineSpec(Spec):
     """CPU threads per rank. Default: the replica's share of the machine."""
     seed: int = 0
     tool_parser: str | None = None
-    """The engine's parser for tool calls of this model, such as `hermes`, or `auto` for the one that the
-    model's chat template calls for. Without it, only forced tool calls work: `tool_choice` is `required` or
-    names a function."""
+    """The engine's parser for tool calls of this model, such as `hermes`; `auto` for the one that the model's
+    chat template calls for; `none` for no parser. Default: as `auto`, and no parser if none is certain.
+    Without one, only forced tool calls work: `tool_choice` is `required` or names a function."""
     reasoning_parser: str | None = None
     """The engine's parser for the reasoning of this model, such as `qwen3`, or `auto`."""
     tool_strictness: Literal["auto", "function", "parameter"] = "auto"
