@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 from tests.kit.models.architectures import TinyModel
 
+from load_tests.scenarios.models.classified import classifies
 from load_tests.scenarios.models.results import Cell
 
 _CAUSE = 400
@@ -70,6 +71,8 @@ def serve(model: TinyModel, folder: Path) -> Served:
         with httpx.Client(base_url=url, timeout=120) as client:
             if model.kind == "embeds":
                 return Served(_embeds(client, model), None)
+            if model.kind == "classifies":
+                return Served(classifies(client, model, folder), None)
             return Served(_generates(client, model, said), _calls_tools(client, model))
 
 

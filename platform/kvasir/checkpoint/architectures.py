@@ -215,6 +215,9 @@ _REGISTERED: dict[str, Kind] = {
 KINDS: dict[str, Kind] = {**dict.fromkeys(_TRANSFORMERS.split(), "generation"), **_REGISTERED}
 """What each architecture is for. Those for text can also compute embeddings."""
 
+_OF_IMAGES = {"LlamaNemotronVLForSequenceClassification"}
+"""Architectures that classify, and put texts into a prompt of their own."""
+
 _SUFFIXES: tuple[tuple[str, Kind], ...] = (
     ("ForCausalLM", "generation"),
     ("ForConditionalGeneration", "generation"),
@@ -247,6 +250,12 @@ def kind_of(architectures: Sequence[str]) -> Kind | None:
         ):
             return match[1]
     return None
+
+
+def classifies(architectures: Sequence[str]) -> bool:
+    """Whether a model with `architectures` computes classes, or a score, of a text or of a pair of texts."""
+    name = architectures[0] if architectures else ""
+    return name.endswith("ForSequenceClassification") and name not in _OF_IMAGES
 
 
 def looks_pooling(architecture: str) -> bool:

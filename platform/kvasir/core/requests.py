@@ -45,7 +45,8 @@ class FinishReason(StrEnum):
 class Leg(StrEnum):
     """The part of a request that a worker runs.
 
-    FULL is aggregated serving, with a hand-off of length zero. EMBED computes one vector.
+    FULL is aggregated serving, with a hand-off of length zero. EMBED computes one vector: an embedding, or
+    the probabilities of classes.
     """
 
     FULL = "full"
@@ -175,7 +176,8 @@ class EngineRequest:
     Usage counts what this leg computes: all of `tokens` as prompt, and its own output.
 
     `tier_tokens` is the router's estimate of prompt tokens that are in tiers but not on the device, which the
-    worker can prefetch. With `parsing`, deltas carry parsed text.
+    worker can prefetch. With `parsing`, deltas carry parsed text. An EMBED leg of two texts has in
+    `second_text_at` the index of the token at which token types change from the first's to the second's.
     """
 
     request_id: str
@@ -191,6 +193,7 @@ class EngineRequest:
     continuation: Continuation | None = None
     tier_tokens: int = 0
     parsing: OutputParsing | None = None
+    second_text_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +264,7 @@ class Delta:
     `raw_length` is the number of characters of the engine's text in this step; else it is None.
     `reasoning_tokens`, in the last delta, counts the reasoning in the choice's output. With
     `prompt_logprobs`, the first delta has one entry for each prompt token, None for the first. The only delta
-    of an EMBED leg has the `embedding` as float32.
+    of an EMBED leg has the `embedding`, or the probabilities of classes, as float32.
     """
 
     request_id: str
@@ -363,6 +366,7 @@ class Request:
     `trace_context` is a W3C traceparent, followed by a space and the tracestate if there is one. `route_arm`
     is None if the client named a model. `policy` is the routing policy that places it, "" for that of the
     deployment. `worker` runs the part of it that its role allows, unless it cannot; "" for any.
+    `second_text_at` is EngineRequest's.
     """
 
     request_id: str
@@ -385,3 +389,4 @@ class Request:
     policy: str = ""
     key: str = ""
     worker: str = ""
+    second_text_at: int | None = None

@@ -24,7 +24,7 @@ from kvasir.collector import freeze_gc
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.load.model_parsers import resolved
-from kvasir.config.load.model_support import refuse_model
+from kvasir.config.load.model_support import refuse_model, served_classes
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
 from kvasir.core.identity import WorkerIdentity
@@ -80,8 +80,17 @@ def build_engine(
         tokenizer = ModelTokenizer.from_folder(folder, template=template)
         golden = edge_golden(deployment.model.name, tokenizer)
         digest = tokenizer_digest(folder, template)
-        simulated = SimEmbeddingEngine if embeds else SimEngine
-        return simulated(deployment, pool, clock=clock, tokenizer_digest=digest, golden=golden)
+        if not embeds:
+            return SimEngine(deployment, pool, clock=clock, tokenizer_digest=digest, golden=golden)
+        classes = served_classes(deployment, folder)
+        return SimEmbeddingEngine(
+            deployment,
+            pool,
+            clock=clock,
+            tokenizer_digest=digest,
+            golden=golden,
+            classes=0 if classes is None else len(classes.labels),
+        )
     refuse_model(deployment, folder)
     if embeds:
         from kvasir_workers.engines.vllm.embedding import VllmEmbeddingEngine

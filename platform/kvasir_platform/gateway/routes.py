@@ -20,7 +20,7 @@ from kvasir_platform.gateway.identity.identities import (
     TOKENIZE_SCOPES,
 )
 from kvasir_platform.gateway.openapi.document import openapi_page
-from kvasir_platform.gateway.openapi.operations import DETOKENIZE, OPENAPI, RERANK, SCORE, TOKENIZE
+from kvasir_platform.gateway.openapi.operations import CLASSIFY, DETOKENIZE, OPENAPI, RERANK, SCORE, TOKENIZE
 from kvasir_platform.gateway.operator.adapters import LOAD, UNLOAD
 from kvasir_platform.gateway.operator.costs_page import COSTS
 from kvasir_platform.gateway.operator.decisions import DECISIONS, REGRET
@@ -97,6 +97,7 @@ class Routes:
             MESSAGES: ("POST", either_key(self._charged(served.messages.create))),
             COUNT_TOKENS: ("POST", either_key(self._charged(served.messages.count, 0))),
             "/v1/embeddings": ("POST", self._charged(vectors.embed, scopes=EMBEDDING_SCOPES)),
+            **dict.fromkeys(CLASSIFY, ("POST", self._charged(vectors.classify, scopes=EMBEDDING_SCOPES))),
             **dict.fromkeys(RERANK, ("POST", self._charged(vectors.rerank, scopes=EMBEDDING_SCOPES))),
             **dict.fromkeys(SCORE, ("POST", self._charged(vectors.score, scopes=EMBEDDING_SCOPES))),
             **dict.fromkeys(TOKENIZE, ("POST", self._charged(texts.tokenize, 0, TOKENIZE_SCOPES))),

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, sampling_defaults
 from kvasir.config.load.model_files import configured_template, matryoshka, resolve_model
 from kvasir.config.load.model_parsers import resolved
+from kvasir.config.load.model_support import served_classes
 from kvasir.config.spec.deployment import Deployment
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.limits import RateLimits
@@ -25,6 +26,7 @@ from kvasir_platform.gateway.costs.budgets import within_budgets
 from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.filters.build import output_filters
 from kvasir_platform.gateway.prompt.fast_tokenizer import return_memory
+from kvasir_platform.gateway.prompt.pairs import classifier_of
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer, TokenizerPool
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.tenants.callers import make_callers, make_limits
@@ -53,7 +55,9 @@ def make_models(deployment: Deployment) -> ModelTable:
         dimensions = matryoshka(folder, view.model.matryoshka)
         defaults = sampling_defaults(folder) if view.model.generation_config == "auto" else NEUTRAL
         served = resolved(view, folder)
-        models.append(EdgeModel.of(served, pool, dimensions, defaults))
+        classes = served_classes(view, folder)
+        classifier = None if classes is None else classifier_of(classes, folder, template)
+        models.append(EdgeModel.of(served, pool, dimensions, defaults, classifier))
     return_memory()
     return ModelTable(models)
 

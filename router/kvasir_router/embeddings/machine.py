@@ -179,6 +179,7 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
             salt=request.salt,
             priority=request.priority,
             trace_context=request.trace_context,
+            second_text_at=request.second_text_at,
         )
         self._table.out.append(SubmitTo(worker_id, leg))
 

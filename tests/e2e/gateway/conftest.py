@@ -36,6 +36,7 @@ from kvasir_platform.cli.main import main
 from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.prompt.pairs import Classifier
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.sim.cluster import Cluster
@@ -149,12 +150,13 @@ async def running(
     slo: Sequence[SloSpec] = (SloSpec(name="default"),),
     decision_records: int = 4096,
     capabilities: ModelCapabilities | None = None,
+    classifier: Classifier | None = None,
     deployed: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
 ) -> AsyncIterator[Edge]:
     """A gateway that serves until the block ends, and then leaves nothing open; `spec` is its own part of the
-    deployment, `deployed` are other parts, and `capabilities` are those of its only model, where they are not
-    the deployment's."""
+    deployment, `deployed` are other parts, and `capabilities` and `classifier` are those of its only model,
+    where they are not the deployment's."""
     clock = MonotonicClock()
     deployment = Deployment(
         gateway=GatewaySpec(**{"port": 0, "drain_timeout_s": 0.0, **spec}),
@@ -166,7 +168,7 @@ async def running(
     router = ScriptedRouter(clock)
     metrics = make_metrics(deployment)
     made = [
-        EdgeModel.of(view, tokenizer, Matryoshka() if view.model.matryoshka else None)
+        EdgeModel.of(view, tokenizer, Matryoshka() if view.model.matryoshka else None, classifier=classifier)
         for view in deployment.views()
     ]
     models = ModelTable(made if capabilities is None else [replace(made[0], capabilities=capabilities)])

@@ -272,7 +272,28 @@ MODELS: tuple[TinyModel, ...] = (
         "qwen3-embedding", "Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}, kind="embeds", adapts=()
     ),
     TinyModel(
-        "bert-reranker", "BertConfig", "BertForSequenceClassification", _ENCODER, kind="classifies", adapts=()
+        "bert-reranker",
+        "BertConfig",
+        "BertForSequenceClassification",
+        {**_ENCODER, "num_labels": 1},
+        kind="classifies",
+        adapts=(),
+    ),
+    TinyModel(
+        "qwen3-reranker",
+        "Qwen3Config",
+        "Qwen3ForSequenceClassification",
+        {"head_dim": 32, "num_labels": 1, "use_sep_token": False},
+        kind="classifies",
+        adapts=(),
+    ),
+    TinyModel(
+        "modernbert-classes",
+        "ModernBertConfig",
+        "ModernBertForSequenceClassification",
+        {**_ENCODER, "num_labels": 3, "cls_token_id": 0, "sep_token_id": 6},
+        kind="classifies",
+        adapts=(),
     ),
 )
 

@@ -16,6 +16,8 @@ from kvasir.config.load.model_files import resolve_model
 _SEED = 20
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 RANK = 8
+_BEGIN, _END = "<|bos|>", "<|end|>"
+_AROUND = {_BEGIN: 0, _END: 6}
 
 
 def make_model(model: TinyModel, folder: Path) -> Path:
@@ -34,6 +36,8 @@ def make_model(model: TinyModel, folder: Path) -> Path:
     if model.quantization:
         _quantize(model.quantization, folder)
     _copy_tokenizer(folder, template=model.template)
+    if model.kind == "classifies":
+        _separate_pairs(folder)
     (folder / "done").touch()
     return folder
 
@@ -75,6 +79,26 @@ def _copy_tokenizer(folder: Path, *, template: bool) -> None:
         config = json.loads(path.read_text())
         del config["chat_template"]
         path.write_text(json.dumps(config))
+
+
+def _separate_pairs(folder: Path) -> None:
+    """Let the tokenizer encode two texts as BERT's does: tokens between and behind them, and types."""
+    path = folder / "tokenizer.json"
+    rules = json.loads(path.read_text())
+    special = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in _AROUND.items()}
+    first, second = ({"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB"))
+    begin, end, last = (
+        {"SpecialToken": {"id": name, "type_id": number}}
+        for name, number in ((_BEGIN, 0), (_END, 0), (_END, 1))
+    )
+    pair = [begin, first, end, second, last]
+    rules["post_processor"] = {
+        "type": "TemplateProcessing", "single": pair[:3], "pair": pair, "special_tokens": special,
+    }  # fmt: skip
+    path.write_text(json.dumps(rules, ensure_ascii=False))
+    path = folder / "tokenizer_config.json"
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_input_names": names}))
 
 
 def _adopt_rules(folder: Path) -> None:

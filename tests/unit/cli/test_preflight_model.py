@@ -259,9 +259,22 @@ def test_a_prompt_of_the_models_own_length_must_fit_in_a_step_without_chunks(tmp
 
 
 @pytest.mark.parametrize("pools", [(), (EMBED,)])
-def test_a_model_that_computes_classes_is_served_by_no_pool(tmp_path: Path, pools: tuple[str, ...]) -> None:
-    folder = write_model(tmp_path, BERT | {"architectures": ["BertForSequenceClassification"]})
-    assert "computes classes or rewards, which no pool serves" in the_error(folder, *pools).message
+def test_a_model_that_computes_classes_of_tokens_is_served_by_no_pool(
+    tmp_path: Path, pools: tuple[str, ...]
+) -> None:
+    folder = write_model(tmp_path, BERT | {"architectures": ["BertForTokenClassification"]})
+    assert "computes classes of tokens or rewards, which no pool serves" in the_error(folder, *pools).message
+
+
+@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "LlamaForSequenceClassification"])
+def test_a_model_that_computes_classes_is_served_by_a_pool_that_embeds(
+    tmp_path: Path, architecture: str
+) -> None:
+    folder = write_model(tmp_path, BERT | {"architectures": [architecture]})
+    assert [f.level for f in found(folder, EMBED)] == ["ok"]
+    finding = the_error(folder)
+    assert "computes classes, and no text: pool prefill, decode cannot generate with it" in finding.message
+    assert "role: embed" in finding.remedy
 
 
 def test_a_configuration_in_another_file_is_left_to_the_engine(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir.checkpoint.json_file import read_json_object
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.load.hub import cached_or_fetched
 from kvasir.config.load.object_storage import is_object_uri, object_folder
@@ -105,6 +106,18 @@ def tokenizer_digest(folder: Path, template: str | None = None) -> str:
     digest.update(b"\0")
     digest.update((chat_template(folder) if template is None else template).encode("utf-8"))
     return digest.hexdigest()
+
+
+def returns_types(folder: Path) -> bool:
+    """Return whether the tokenizer of a model returns token types, as transformers reads it: if
+    tokenizer_config.json lists them, or if it lists nothing and the tokenizer is BERT's, as it is by default.
+    Raises ConfigError for invalid JSON."""
+    path = folder / "tokenizer_config.json"
+    config = read_json_object(path) if path.is_file() else {}
+    named = config.get("model_input_names")
+    if isinstance(named, list):
+        return "token_type_ids" in named
+    return str(config.get("tokenizer_class") or "Bert").startswith("Bert")
 
 
 @dataclass(frozen=True, slots=True)

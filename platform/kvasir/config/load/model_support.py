@@ -17,9 +17,11 @@ from kvasir.checkpoint.architectures import (
     REMOVED,
     TRANSFORMERS,
     Kind,
+    classifies,
     kind_of,
     looks_pooling,
 )
+from kvasir.checkpoint.classes import Classes, classes_of
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 from kvasir.checkpoint.tensors import read_tensors
@@ -36,8 +38,8 @@ _OTHER_MODEL = "choose another model, or correct config.json"
 
 _NOT_SERVED: dict[Kind | None, tuple[str, str]] = {
     "scoring": (
-        "computes classes or rewards, which no pool serves",
-        "choose a model for embeddings (role: embed) or for text",
+        "computes classes of tokens or rewards, which no pool serves",
+        "choose a model for classes of texts or embeddings (role: embed), or for text",
     ),
     "draft": (
         "only proposes tokens for another model",
@@ -69,6 +71,20 @@ def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
     if problem := quantization_problem(view.model.quantization, declared):
         found.append(ModelProblem(*problem))
     return found
+
+
+def served_classes(view: Deployment, folder: Path) -> Classes | None:
+    """Return the classes that the pools of `view` compute with the model in `folder`, None if they do not
+    classify. Raises ConfigError if its configuration cannot be read, or pools override it differently."""
+    if not view.embeds:
+        return None
+    found = [classes_of(used) for _, used in _as_served(view, read_model_config(folder))]
+    if any(each != found[0] for each in found):
+        raise ConfigError(
+            f"pools of {view.model.name} compute different classes; give them the same "
+            "engine.args.hf_overrides"
+        )
+    return found[0] if found else None
 
 
 def refuse_model(view: Deployment, folder: Path) -> None:
@@ -169,7 +185,11 @@ def _architecture(view: Deployment, pools: Sequence[PoolSpec], config: ModelConf
     what = _named(config)
     if problem := _not_run(view, config, what):
         yield problem
-    elif kind_of(config.architectures) == "pooling" or config.pools_sentences:
+    elif (
+        kind_of(config.architectures) == "pooling"
+        or classifies(config.architectures)
+        or config.pools_sentences
+    ):
         yield from _needs_embed(pools, config, what)
 
 
@@ -184,7 +204,7 @@ def _not_run(view: Deployment, config: ModelConfig, what: str) -> ModelProblem |
     kind = kind_of(config.architectures)
     if kind is None and not (view.embeds and looks_pooling(config.architectures[0])):
         return _unknown(config, what, trusted=trusted)
-    if kind in _NOT_SERVED:
+    if kind in _NOT_SERVED and not classifies(config.architectures):
         why, remedy = _NOT_SERVED[kind]
         return ModelProblem(f"{what} {why}", remedy)
     if config.raw.get("is_encoder_decoder") and config.architectures[0] in TRANSFORMERS:
@@ -238,7 +258,9 @@ def _needs_code(what: str, why: str) -> ModelProblem:
 
 def _needs_embed(pools: Sequence[PoolSpec], config: ModelConfig, what: str) -> Iterator[ModelProblem]:
     why = "computes embeddings, and no text"
-    if config.pools_sentences:
+    if classifies(config.architectures):
+        why = "computes classes, and no text"
+    elif config.pools_sentences:
         why = "computes embeddings: modules.json says how to pool them"
     if names := [pool.name for pool in pools if pool.role is not Role.EMBED]:
         yield ModelProblem(

@@ -158,7 +158,7 @@ class Continuation(_message.Message):
     def __init__(self, output_tokens: _Optional[int] = ..., text_length: _Optional[int] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
-    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing")
+    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing", "second_text_at")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class EngineRequest(_message.Message):
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     TIER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARSING_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXT_AT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: bytes
     sampling: Sampling
@@ -185,7 +186,8 @@ class EngineRequest(_message.Message):
     continuation: Continuation
     tier_tokens: int
     parsing: Parsing
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ...) -> None: ...
+    second_text_at: int
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., second_text_at: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

@@ -15,11 +15,13 @@ from kvasir.core.requests import Role
 
 @dataclass(frozen=True, slots=True)
 class ModelCapabilities:
-    """`tools` and `reasoning`: whether the workers have the model's parsers for them. `client_templates`:
-    whether clients may bring chat templates of their own."""
+    """What a model does: it generates, or its pools of role embed make embeddings or compute classes. `tools`
+    and `reasoning`: whether the workers have the model's parsers for them. `client_templates`: whether
+    clients may bring chat templates of their own."""
 
     generates: bool = True
     embeds: bool = False
+    classifies: bool = False
     tools: bool = False
     reasoning: bool = False
     client_templates: bool = False
@@ -29,13 +31,14 @@ TEXT_ONLY = ModelCapabilities()
 """Text as it comes."""
 
 
-def model_capabilities(deployment: Deployment) -> ModelCapabilities:
+def model_capabilities(deployment: Deployment, *, classifies: bool = False) -> ModelCapabilities:
     """Return the capabilities of a single-model `deployment`: those that all of its pools for that work
-    share."""
+    share. `classifies`: the model computes classes in the place of embeddings."""
     speaking = [pool.engine for pool in deployment.pools if pool.role in (Role.DECODE, Role.BOTH)]
     return ModelCapabilities(
         generates=bool(speaking),
-        embeds=any(pool.role is Role.EMBED for pool in deployment.pools),
+        embeds=not classifies and deployment.embeds,
+        classifies=classifies,
         tools=bool(speaking) and all(engine.tool_parser is not None for engine in speaking),
         reasoning=bool(speaking) and all(engine.reasoning_parser is not None for engine in speaking),
         client_templates=deployment.api.trust_chat_templates,
@@ -44,16 +47,36 @@ def model_capabilities(deployment: Deployment) -> ModelCapabilities:
 
 def check_generates(capabilities: ModelCapabilities, model: str) -> None:
     """Raise RequestError if `model` does not generate text."""
+    if capabilities.classifies:
+        raise _classifies_only(model)
     if not capabilities.generates:
         raise _wrong_task(f"The model {model!r} makes embeddings only; use /v1/embeddings.")
 
 
 def check_embeds(capabilities: ModelCapabilities, model: str) -> None:
     """Raise RequestError if `model` does not embed."""
+    if capabilities.classifies:
+        raise _classifies_only(model)
     if not capabilities.embeds:
         raise _wrong_task(
             f"The model {model!r} makes no embeddings: that takes a pool of role embed in the deployment."
         )
+
+
+def check_classifies(capabilities: ModelCapabilities, model: str) -> None:
+    """Raise RequestError if `model` does not classify."""
+    if not capabilities.classifies:
+        raise _wrong_task(
+            f"The model {model!r} computes no classes: that takes a model for sequence classification in a "
+            "pool of role embed."
+        )
+
+
+def _classifies_only(model: str) -> RequestError:
+    return _wrong_task(
+        f"The model {model!r} computes classes only; use /v1/classify or, for a score of two texts, "
+        "/v1/rerank or /v1/score."
+    )
 
 
 def _wrong_task(message: str) -> RequestError:

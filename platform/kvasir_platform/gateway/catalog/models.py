@@ -15,6 +15,7 @@ from kvasir.core.errors import RequestError
 from kvasir.ports.router import AdapterCatalog
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, model_capabilities
 from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
+from kvasir_platform.gateway.prompt.pairs import Classifier
 from kvasir_platform.gateway.prompt.tokenization import Tokenizer, TokenizerPool
 
 
@@ -22,7 +23,7 @@ from kvasir_platform.gateway.prompt.tokenization import Tokenizer, TokenizerPool
 class EdgeModel:
     """One model. `context` is in tokens; `matryoshka` holds the dimensions that embeddings may be cut to,
     None if they cannot be cut; `defaults` are for requests that set no sampling parameters. `control_tokens`
-    is ModelSpec's."""
+    is ModelSpec's. `classifier` is None unless the model classifies."""
 
     name: str
     context: int
@@ -32,6 +33,7 @@ class EdgeModel:
     matryoshka: Matryoshka | None = None
     defaults: SamplingDefaults = NEUTRAL
     control_tokens: str = "escape"
+    classifier: Classifier | None = None
 
     @classmethod
     def of(
@@ -40,6 +42,7 @@ class EdgeModel:
         tokenizer: Tokenizer | TokenizerPool,
         matryoshka: Matryoshka | None = None,
         defaults: SamplingDefaults = NEUTRAL,
+        classifier: Classifier | None = None,
     ) -> EdgeModel:
         """Return the model of a single-model deployment, whose `max_model_len` is a number. Models with the
         same tokenizer may share a pool."""
@@ -47,11 +50,12 @@ class EdgeModel:
             name=view.model.name,
             context=view.model.context_length,
             adapters=tuple(lora.name for lora in view.lora),
-            capabilities=model_capabilities(view),
+            capabilities=model_capabilities(view, classifies=classifier is not None),
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),
             matryoshka=matryoshka,
             defaults=defaults,
             control_tokens=view.model.control_tokens,
+            classifier=classifier,
         )
 
     @property

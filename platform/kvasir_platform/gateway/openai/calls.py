@@ -264,11 +264,8 @@ def prompts_of(
     )
 
 
-def truncated(tokens: array[int], truncation: Truncation | None, context: int, output: int = 0) -> array[int]:
-    """Return `tokens` truncated as requested; truncation to the context reserves room for `output` tokens.
-    Raise RequestError for more tokens than the context."""
-    if truncation is None:
-        return tokens
+def check_kept(truncation: Truncation, context: int, output: int = 0) -> int:
+    """Return how many tokens a truncation keeps. Raise RequestError for more than the context."""
     keep = truncation.tokens
     if keep < 0:
         keep = max(1, context - output)
@@ -277,6 +274,15 @@ def truncated(tokens: array[int], truncation: Truncation | None, context: int, o
             f"truncate_prompt_tokens {keep} exceeds the model's context of {context} tokens.",
             "truncate_prompt_tokens",
         )
+    return keep
+
+
+def truncated(tokens: array[int], truncation: Truncation | None, context: int, output: int = 0) -> array[int]:
+    """Return `tokens` truncated as requested; truncation to the context reserves room for `output` tokens.
+    Raise RequestError for more tokens than the context."""
+    if truncation is None:
+        return tokens
+    keep = check_kept(truncation, context, output)
     if len(tokens) <= keep:
         return tokens
     return tokens[:keep] if truncation.keep_start else tokens[len(tokens) - keep :]

@@ -1,23 +1,27 @@
-"""Reranking and scores by an embedding model: the cosine of the vectors of query and document, as in vLLM."""
+"""Reranking and scores, as in vLLM: by an embedding model the cosine of the vectors of query and document, by
+a cross-encoder its output for both."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from kvasir.core.errors import KvasirError
+from kvasir.core.errors import KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Usage
-from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, check_embeds
+from kvasir_platform.gateway.catalog.capabilities import check_embeds
+from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.calls import Truncation, prompts_of
 from kvasir_platform.gateway.openai.schema.answers import EmbeddingUsage
 from kvasir_platform.gateway.openai.schema.decode import decode_served
-from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad, missing
+from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad, missing, unsupported
 from kvasir_platform.gateway.openai.schema.scoring import (
+    ClassifyBody,
     Document,
     Documents,
     RerankBody,
@@ -30,19 +34,22 @@ from kvasir_platform.gateway.openai.schema.scoring import (
     ScoringFields,
 )
 from kvasir_platform.gateway.openai.side_calls import EmbeddingCall
-from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
+from kvasir_platform.gateway.prompt.pairs import pair_texts
 
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+_CLASSIFY = msgspec.json.Decoder(ClassifyBody)
 _RERANK = msgspec.json.Decoder(RerankBody)
 _SCORE = msgspec.json.Decoder(ScoreBody)
+_Body = TypeVar("_Body", RerankBody, ScoreBody, ClassifyBody)
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringCall(EmbeddingCall):
     """Inputs of which the first `queries` are compared with those behind them: one with each, or each with
-    its own. `names` are the fields of both. `top_n` is how many documents a ranking has at most, 0 for scores
-    without one. `texts` are the documents that an answer shows, None for none."""
+    its own; or, with 0 `queries`, inputs that are both texts. `names` are the fields of both. `top_n` is how
+    many documents a ranking has at most, 0 for scores without one. `texts` are the documents that an answer
+    shows, None for none."""
 
     queries: int
     names: tuple[str, str]
@@ -58,23 +65,31 @@ class ScoringCall(EmbeddingCall):
 
 def decode_rerank(body: bytes) -> RerankBody:
     """Decode and check a call to rerank. Raise RequestError with `param` and a code."""
-    return decode_served(_RERANK, body)
+    return _activated(decode_served(_RERANK, body))
 
 
 def decode_score(body: bytes) -> ScoreBody:
     """Decode and check a call for scores. Raise RequestError with `param` and a code."""
-    return decode_served(_SCORE, body)
+    return _activated(decode_served(_SCORE, body))
 
 
-def rerank_call(
-    body: RerankBody, capabilities: ModelCapabilities, control: ControlTokens | None
-) -> ScoringCall:
+def decode_classify(body: bytes) -> ClassifyBody:
+    """Decode and check a classify request. Raise RequestError with `param` and a code."""
+    return _activated(decode_served(_CLASSIFY, body))
+
+
+def _activated(body: _Body) -> _Body:
+    if body.use_activation is False:
+        raise unsupported("use_activation")
+    return body
+
+
+def rerank_call(body: RerankBody, model: EdgeModel) -> ScoringCall:
     """Return the call for a body. Raise RequestError."""
     texts = _texts(body.documents)
     return _call(
         body,
-        capabilities,
-        control,
+        model,
         ([_text(body.query)], texts),
         ("query", "documents"),
         top_n=body.top_n or len(texts),
@@ -82,9 +97,7 @@ def rerank_call(
     )
 
 
-def score_call(
-    body: ScoreBody, capabilities: ModelCapabilities, control: ControlTokens | None
-) -> ScoringCall:
+def score_call(body: ScoreBody, model: EdgeModel) -> ScoringCall:
     """Return the call for a body. Raise RequestError."""
     named = {name for pair in _PAIRS for name in pair if getattr(body, name) is not None}
     names = next((pair for pair in _PAIRS if named == set(pair)), None)
@@ -100,35 +113,50 @@ def score_call(
         )
     if len(first) + len(second) > MAX_INPUTS:
         raise bad(f"The lists have more than {MAX_INPUTS} texts together.", names[1])
-    return _call(body, capabilities, control, (first, second), names)
+    return _call(body, model, (first, second), names)
 
 
 def _call(
     body: ScoringFields,
-    capabilities: ModelCapabilities,
-    control: ControlTokens | None,
+    model: EdgeModel,
     texts: tuple[Sequence[str], Sequence[str]],
     names: tuple[str, str],
     *,
     top_n: int = 0,
     shown: tuple[str, ...] | None = None,
 ) -> ScoringCall:
-    check_embeds(capabilities, body.model)
+    classifier = model.classifier
+    if classifier is None:
+        check_embeds(model.capabilities, body.model)
+    elif not classifier.classes.scores:
+        raise RequestError(
+            f"The model {body.model!r} computes {len(classifier.classes.labels)} classes, and no score of "
+            "two texts; use /v1/classify.",
+            code="unsupported_task",
+            param="model",
+        )
     for name, column in zip(names, texts, strict=True):
         if not all(column):
             raise bad("A text is empty.", name)
     limit = body.truncate_prompt_tokens
     if limit == 0:
         raise bad("truncate_prompt_tokens 0 would leave no text.", "truncate_prompt_tokens")
+    inputs: Sequence[str | array[int]]
+    whole = classifier is not None and classifier.pairs is None
+    if classifier is not None and classifier.pairs is None:
+        inputs = pair_texts(texts, classifier.template, model.control_in_prompts)
+    else:
+        inputs = prompts_of([*texts[0], *texts[1]], 0, names[1], MAX_INPUTS, model.control_in_prompts)
     return ScoringCall(
         model=body.model,
-        inputs=prompts_of([*texts[0], *texts[1]], 0, names[1], MAX_INPUTS, control),
+        inputs=tuple(inputs),
         base64=False,
         dimensions=None,
-        add_special_tokens=True,
+        # Those of a pair are put around both texts.
+        add_special_tokens=classifier is None or whole,
         truncation=None if limit is None else Truncation(limit, keep_start=True),
         priority=body.priority or 0,
-        queries=len(texts[0]),
+        queries=0 if whole else len(texts[0]),
         names=names,
         top_n=top_n,
         texts=shown,
@@ -143,8 +171,8 @@ def _text(document: Document) -> str:
     return document if isinstance(document, str) else document.text
 
 
-class ScoreAnswer:
-    """One response, sent after its last vector has arrived."""
+class PairAnswer:
+    """One response, sent after the last score of a cross-encoder has arrived."""
 
     def __init__(self, exchange: Exchange, call: ScoringCall, inputs: int, created: int) -> None:
         self._exchange = exchange
@@ -153,18 +181,20 @@ class ScoreAnswer:
         self._vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = [np.empty(0, np.float32)] * inputs
 
     def take(self, index: int, embedding: array[float]) -> None:
-        """Add the vector of an input, with length 1."""
-        vector = np.frombuffer(embedding, dtype=np.float32)
-        norm = np.linalg.norm(vector)
-        self._vectors[index] = vector / norm if norm > 0 else vector
+        """Add the output for an input. Raise UpstreamError if it is not one number."""
+        if len(embedding) != 1:
+            raise UpstreamError(
+                f"a worker answered {len(embedding)} numbers to two texts, and not one", code="protocol_error"
+            )
+        self._vectors[index] = np.frombuffer(embedding, dtype=np.float32)
+
+    def scores(self) -> list[float]:
+        """Return the score of each pair."""
+        return [float(vector[0]) for vector in self._vectors]
 
     def finish(self, usage: Usage, timing: bytes) -> None:
         """Send the response."""
-        call = self._call
-        queries, documents = self._vectors[: call.queries], self._vectors[call.queries :]
-        if len(queries) == 1:
-            queries *= len(documents)
-        scores = [float(np.dot(one, other)) for one, other in zip(queries, documents, strict=True)]
+        call, scores = self._call, self.scores()
         used = EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens)
         name = self._exchange.request_id
         body: Reranked | Scores
@@ -183,3 +213,20 @@ class ScoreAnswer:
     def _result(self, index: int, score: float) -> RerankResult:
         texts = self._call.texts
         return RerankResult(index, score, None if texts is None else RerankedDocument(texts[index]))
+
+
+class CosineAnswer(PairAnswer):
+    """One response, sent after the last vector of an embedding model has arrived."""
+
+    def take(self, index: int, embedding: array[float]) -> None:
+        """Add the vector of an input, with length 1."""
+        vector = np.frombuffer(embedding, dtype=np.float32)
+        norm = np.linalg.norm(vector)
+        self._vectors[index] = vector / norm if norm > 0 else vector
+
+    def scores(self) -> list[float]:
+        """Return the cosine of each pair."""
+        queries, documents = self._vectors[: self._call.queries], self._vectors[self._call.queries :]
+        if len(queries) == 1:
+            queries *= len(documents)
+        return [float(np.dot(one, other)) for one, other in zip(queries, documents, strict=True)]

@@ -1,4 +1,4 @@
-"""Calls without generation: embeddings, tokenize and detokenize."""
+"""Calls without generation: embeddings, classes, tokenize and detokenize."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from array import array
 from dataclasses import dataclass
 
 from kvasir.core.requests import token_ids
-from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, check_embeds
+from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, check_classifies, check_embeds
 from kvasir_platform.gateway.openai.calls import ChatOptions, Truncation, prompts_of, render_chat
 from kvasir_platform.gateway.openai.conversation import template_messages
 from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad
+from kvasir_platform.gateway.openai.schema.scoring import ClassifyBody
 from kvasir_platform.gateway.openai.schema.texts import DetokenizeBody, EmbeddingBody, TokenizeBody
 from kvasir_platform.gateway.openai.toolbox import Toolbox, template_tools
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
@@ -52,6 +53,30 @@ def embedding_call(
     """Return the call for the body of an embeddings request. With `control`, control tokens in inputs are
     ordinary text. Raise RequestError."""
     check_embeds(capabilities, body.model)
+    return _inputs_call(
+        body, vocabulary, control, base64=body.encoding_format == "base64", dimensions=body.dimensions
+    )
+
+
+def classify_call(
+    body: ClassifyBody,
+    vocabulary: int,
+    capabilities: ModelCapabilities,
+    control: ControlTokens | None = None,
+) -> EmbeddingCall:
+    """Return the call for the body of a classify request, as `embedding_call` does."""
+    check_classifies(capabilities, body.model)
+    return _inputs_call(body, vocabulary, control)
+
+
+def _inputs_call(
+    body: EmbeddingBody | ClassifyBody,
+    vocabulary: int,
+    control: ControlTokens | None,
+    *,
+    base64: bool = False,
+    dimensions: int | None = None,
+) -> EmbeddingCall:
     inputs = prompts_of(body.input, vocabulary, "input", MAX_INPUTS, control)
     for i, each in enumerate(inputs):
         if not each:
@@ -59,8 +84,8 @@ def embedding_call(
     return EmbeddingCall(
         model=body.model,
         inputs=inputs,
-        base64=body.encoding_format == "base64",
-        dimensions=body.dimensions,
+        base64=base64,
+        dimensions=dimensions,
         add_special_tokens=body.add_special_tokens is not False,
         truncation=_truncation(body),
         priority=body.priority or 0,
@@ -103,7 +128,7 @@ def detokenize_ids(body: DetokenizeBody, vocabulary: int) -> array[int]:
     return token_ids(body.tokens)
 
 
-def _truncation(body: EmbeddingBody) -> Truncation | None:
+def _truncation(body: EmbeddingBody | ClassifyBody) -> Truncation | None:
     if body.truncate_prompt_tokens is None:
         return None
     if body.truncate_prompt_tokens == 0:

@@ -24,7 +24,7 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import not_served
 from kvasir_platform.gateway.openai.schema.sampling import StreamOptions
-from kvasir_platform.gateway.openai.schema.scoring import RerankBody, ScoreBody
+from kvasir_platform.gateway.openai.schema.scoring import ClassifyBody, RerankBody, ScoreBody
 from kvasir_platform.gateway.openai.schema.structured import StructuredOutputs
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody, EmbeddingBody, TokenizeBody
 from kvasir_platform.gateway.openapi.operation import Operation
@@ -121,6 +121,7 @@ _REFUSING = (
     MessagesBody,
     CountTokensBody,
     CreateBatchBody,
+    ClassifyBody,
     RerankBody,
     ScoreBody,
 )

@@ -16,7 +16,14 @@ from kvasir_platform.gateway.openai.schema.adapters import LoadAdapterBody, Unlo
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.costs import CostsAsked, CostsPage
 from kvasir_platform.gateway.openai.schema.operation import RequestsPage, RolloutOrdered, RolloutsPage
-from kvasir_platform.gateway.openai.schema.scoring import RerankBody, Reranked, ScoreBody, Scores
+from kvasir_platform.gateway.openai.schema.scoring import (
+    Classification,
+    ClassifyBody,
+    RerankBody,
+    Reranked,
+    ScoreBody,
+    Scores,
+)
 from kvasir_platform.gateway.openai.schema.texts import (
     CompletionBody,
     DetokenizeBody,
@@ -45,6 +52,7 @@ _MESSAGE_EVENTS = (
 
 RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")
 SCORE = ("/v1/score", "/score")
+CLASSIFY = ("/v1/classify", "/classify")
 TOKENIZE, DETOKENIZE = ("/v1/tokenize", "/tokenize"), ("/v1/detokenize", "/detokenize")
 """Paths of one operation: clients of other servers use each of them."""
 
@@ -143,6 +151,17 @@ OPERATIONS = (
     *(
         Operation(path, "post", _named("score", path), "Score pairs of texts.", Scores, ScoreBody)
         for path in SCORE
+    ),
+    *(
+        Operation(
+            path,
+            "post",
+            _named("classify", path),
+            "Compute the probabilities of classes.",
+            Classification,
+            ClassifyBody,
+        )
+        for path in CLASSIFY
     ),
     *(
         Operation(

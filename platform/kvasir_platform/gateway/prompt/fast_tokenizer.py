@@ -74,6 +74,13 @@ _LETTERS = (range(0x21, 0x3400, 16), range(0x3400, 0xD800, 256), range(0xE000, 0
 _AROUND = "a{0}b 1{0}2  {0}x\n{0} !{0}'{0}  {0}{0}"
 
 
+def encoded_pair(path: Path, first: str, second: str) -> tuple[list[int], list[int], list[int | None]]:
+    """Return the ids of two texts as the tokenizer in a file encodes a pair, the type of each, and which of
+    the two it is of, None for neither."""
+    made = HfTokenizer.from_file(str(path)).encode(first, second)
+    return made.ids, made.type_ids, made.sequence_ids
+
+
 class Encoder(Protocol):
     """Converts text to ids and back. Thread-safe."""
 

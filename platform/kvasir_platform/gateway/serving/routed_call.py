@@ -122,6 +122,7 @@ class RoutedCall(ServedCall):
         sampling: Sampling = EMPTY_SAMPLING,
         session: str = "",
         parsing: OutputParsing | None = None,
+        second_text_at: int | None = None,
     ) -> Request:
         """Return the router's request for a prompt; `number` is its place in a call with several."""
         salt, prefixes = self._salt, self._prefixes
@@ -147,6 +148,7 @@ class RoutedCall(ServedCall):
             policy=self._place.policy,
             key=self.exchange.key,
             worker=self._place.worker,
+            second_text_at=second_text_at,
         )
 
     def _begin(self, run: RoutedRun, charge: Charge) -> None:

@@ -33,12 +33,21 @@ def simulated_embedding(tokens: array[int], adapter: str | None = None) -> array
     return array("f", (value / norm for value in values))
 
 
+def simulated_classes(tokens: array[int], classes: int, adapter: str | None = None) -> array[float]:
+    """Return probabilities of `classes`, the same for the same tokens on every worker: at least one number
+    between 0 and 1, several with the sum 1."""
+    sizes = list(map(abs, simulated_embedding(tokens, adapter)[:classes]))
+    whole = math.fsum(sizes) if classes > 1 else 1.0
+    return array("f", (size / whole for size in sizes))
+
+
 class SimEmbeddingEngine:
     """`kvasir.ports.engine.Engine` that embeds, without a model; timing comes from `pool.engine.sim`.
 
     A batch has the inputs that fit into `max_num_seqs` and `max_num_batched_tokens`, in the order of priority
     and arrival, and takes `decode_step_s` + `decode_step_per_seq_s` for each input + tokens /
-    `prefill_tokens_per_s`. `tokenizer_digest` and `golden` are compared by the router.
+    `prefill_tokens_per_s`. With `classes`, up to DIMENSIONS, it computes probabilities of that many.
+    `tokenizer_digest` and `golden` are compared by the router.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class SimEmbeddingEngine:
         tokenizer_digest: str = "",
         golden: tuple[GoldenPrompt, ...] = (),
         max_live: int = _MAX_LIVE,
+        classes: int = 0,
     ) -> None:
         self._deployment = deployment
         self._pool = pool
@@ -57,6 +67,7 @@ class SimEmbeddingEngine:
         self._tokenizer_digest = tokenizer_digest
         self._golden = golden
         self._max_live = max_live
+        self._classes = classes
         self._adapters = tuple(sorted(lora.name for lora in deployment.lora))
         self._live: dict[str, tuple[EngineRequest, float]] = {}
         self._running: list[str] = []
@@ -171,6 +182,11 @@ class SimEmbeddingEngine:
                 if not self._deltas:
                     await self._wake.wait()
 
+    def _vector(self, request: EngineRequest) -> array[float]:
+        if self._classes:
+            return simulated_classes(request.tokens, self._classes, request.adapter)
+        return simulated_embedding(request.tokens, request.adapter)
+
     def _next_batch(self) -> list[tuple[EngineRequest, float]]:
         engine, tokens = self._pool.engine, 0
         batch: list[tuple[EngineRequest, float]] = []
@@ -201,6 +217,6 @@ class SimEmbeddingEngine:
                 last=True,
                 usage=Usage(prompt_tokens=len(request.tokens)),
                 timings=Timings(queue_s=queue_s, prefill_s=prefill_s),
-                embedding=simulated_embedding(request.tokens, request.adapter),
+                embedding=self._vector(request),
             )
         )

@@ -1,4 +1,5 @@
-"""vLLM's pooling runner behind the engine port: inputs in, one vector each out.
+"""vLLM's pooling runner behind the engine port: inputs in, one vector each out, an embedding or the
+probabilities of classes.
 
 A class separate from the generating engine, because an embedding needs no hand-off, tiers, continuation,
 events or streaming. vLLM batches waiting inputs at every step, so no batching window is needed here: inputs
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvasir.config.load.model_support import served_classes
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Timings, Usage
@@ -32,11 +35,12 @@ def embedding_arguments(
     model_path: str,
     platform: str,
     place: NodePlace | None = None,
+    classifies: bool = False,
 ) -> dict[str, Any]:
     """Return keyword arguments of vLLM's AsyncEngineArgs for an embed pool. A generative model embeds by its
-    last hidden state, normalized."""
+    last hidden state, normalized; one that `classifies` answers with the probabilities of its classes."""
     arguments = engine_arguments(deployment, pool, model_path=model_path, platform=platform, place=place)
-    arguments |= {"runner": "pooling", "convert": "embed"}
+    arguments |= {"runner": "pooling", "convert": "auto" if classifies else "embed"}
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         # Models with bidirectional attention support neither; vLLM detects them.
         arguments[name] = None if arguments[name] else False
@@ -58,6 +62,7 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
     """See VllmReplica."""
 
     _max_tokens = 0
+    _classifies = False
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue inputs; an input that cannot run is refused by a delta."""
@@ -88,8 +93,14 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
         return embedding_runtime
 
     def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
+        self._classifies = served_classes(self._deployment, Path(self._model_path)) is not None
         return embedding_arguments(
-            self._deployment, self._pool, model_path=folder, platform=platform, place=self._place
+            self._deployment,
+            self._pool,
+            model_path=folder,
+            platform=platform,
+            place=self._place,
+            classifies=self._classifies,
         )
 
     def _endless(self) -> list[asyncio.Task[None]]:
@@ -98,7 +109,7 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
         runtime, llm = self._vllm(), self._llm
         self._max_tokens = llm.model_config.max_model_len
-        await runtime.warm_up(llm, min(_WARM_UP_TOKENS, self._max_tokens))
+        await runtime.warm_up(llm, min(_WARM_UP_TOKENS, self._max_tokens), classes=self._classifies)
         self._recorder = runtime.recorder(llm)
         self._recorder.reset()
         return await identity_of(
@@ -136,7 +147,7 @@ class VllmEmbeddingEngine(VllmReplica[_Input]):
     async def _give(self, entering: _Input) -> Any:
         request = entering.request
         lora = self._adapters.get(request.adapter) if request.adapter else None
-        return await self._vllm().add(self._llm, request, lora)
+        return await self._vllm().add(self._llm, request, lora, classes=self._classifies)
 
     def _fail(self, ending: _Input, code: str, message: str) -> None:
         self._end(ending, FinishReason.ERROR, code, message)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.checkpoint.kv_movement import KvMovement
+from kvasir.config.load.model_support import served_classes
 from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
@@ -38,11 +39,14 @@ def follower_arguments(
     platform: str,
     place: NodePlace,
     movement: KvMovement | None = None,
+    classifies: bool = False,
 ) -> dict[str, Any]:
     """Return the leader's arguments with another place: ranks must agree on all that shapes what they
     compute. Agents of the transfer serve at this node's `transfer.host`."""
     if pool.role is Role.EMBED:
-        return embedding_arguments(deployment, pool, model_path=model_path, platform=platform, place=place)
+        return embedding_arguments(
+            deployment, pool, model_path=model_path, platform=platform, place=place, classifies=classifies
+        )
     return engine_arguments(
         deployment, pool, model_path=model_path, platform=platform, movement=movement, place=place
     )
@@ -75,6 +79,7 @@ async def follow(
             platform=platform,
             place=place,
             movement=movement_of(deployment, Path(model_path)),
+            classifies=served_classes(deployment, Path(model_path)) is not None,
         )
         await asyncio.to_thread(follower_runtime.run_ranks, arguments)
     except START_ERRORS as error:

@@ -1,4 +1,5 @@
-"""Bodies and answers of `/v1/rerank` and `/v1/score`, in the formats of Jina, Cohere and vLLM."""
+"""Bodies and answers of `/v1/rerank`, `/v1/score` and `/v1/classify`, in the formats of Jina, Cohere and
+vLLM."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvasir_platform.gateway.openai.schema.answers import EmbeddingUsage
-from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, Hint, Long, ModelName, NotServed
+from kvasir_platform.gateway.openai.schema.limits import (
+    MAX_INPUTS,
+    Hint,
+    Long,
+    ModelName,
+    NotServed,
+    TokenId,
+)
 
 Truncated = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
 
@@ -29,6 +37,8 @@ class ScoringFields(Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tru
     truncate_prompt_tokens: Truncated | None = None
     priority: Long | None = None
     user: Hint | None = None
+    #: Accepted if true: scores are not returned without their activation.
+    use_activation: bool | None = None
 
     chat_template_kwargs: NotServed = None
     instruction: NotServed = None
@@ -36,7 +46,6 @@ class ScoringFields(Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tru
     max_tokens_per_query: NotServed = None
     mm_processor_kwargs: NotServed = None
     request_id: NotServed = None
-    use_activation: NotServed = None
 
 
 class RerankBody(ScoringFields, kw_only=True, forbid_unknown_fields=True, frozen=True):
@@ -60,6 +69,26 @@ class ScoreBody(ScoringFields, kw_only=True, forbid_unknown_fields=True, frozen=
     items: Documents | None = None
     data_1: Documents | None = None
     data_2: Documents | None = None
+
+
+_Ids = Annotated[list[TokenId], Meta(min_length=1)]
+
+
+class ClassifyBody(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """POST /v1/classify: the probabilities of classes for each text of `input`."""
+
+    model: ModelName
+    input: str | Annotated[list[str | TokenId | _Ids], Meta(min_length=1)]
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncated | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    priority: Long | None = None
+    user: Hint | None = None
+    #: Accepted if true: probabilities are not returned without their activation.
+    use_activation: bool | None = None
+
+    messages: NotServed = None
+    request_id: NotServed = None
 
 
 class RerankedDocument(Struct, omit_defaults=True):
@@ -101,4 +130,25 @@ class Scores(Struct):
     created: int
     model: str
     data: list[Score]
+    usage: EmbeddingUsage
+
+
+class Classified(Struct):
+    """The class of an input: the likeliest, and the probabilities of all in the order of the model's output,
+    as `id2label` of its config.json names them. A model with one output has one number between 0 and 1."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classification(Struct):
+    """Classes in the order of the inputs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Classified]
     usage: EmbeddingUsage

@@ -28,25 +28,30 @@ def build(arguments: Mapping[str, Any]) -> AsyncLLM:
     return AsyncLLM.from_engine_args(runtime.engine_args(arguments), stat_loggers=[LoadRecorder])
 
 
-async def add(llm: AsyncLLM, request: EngineRequest, lora: Any = None) -> Any:
-    """Pass an input to the engine; return vLLM's collector of its output. Raise one of REFUSED or DEAD."""
+async def add(llm: AsyncLLM, request: EngineRequest, lora: Any = None, *, classes: bool = False) -> Any:
+    """Pass an input to the engine, for its embedding or the probabilities of its `classes`; return vLLM's
+    collector of its output. Raise one of REFUSED or DEAD."""
+    change = request.second_text_at
     return await llm.add_request(
         request.request_id,
         runtime.prompt(request),
-        PoolingParams(task="embed"),
+        PoolingParams(
+            task="classify" if classes else "embed",
+            extra_kwargs=None if change is None else {"compressed_token_type_ids": change},
+        ),
         lora_request=lora,
         priority=request.priority,
     )
 
 
-async def warm_up(llm: AsyncLLM, tokens: int) -> None:
-    """Embed an input of `tokens`, and discard the result."""
+async def warm_up(llm: AsyncLLM, tokens: int, *, classes: bool = False) -> None:
+    """Run an input of `tokens`, and discard the result."""
     request = EngineRequest("kvasir-warm-up", token_ids([1] * tokens), EMPTY_SAMPLING)
-    collector = await add(llm, request)
+    collector = await add(llm, request, classes=classes)
     await collector.get()
     await llm.reset_prefix_cache()
 
 
 def vector(output: Any) -> array[float]:
-    """Return the embedding in a vllm.outputs.PoolingRequestOutput, as float32."""
+    """Return the embedding, or the probabilities, in a vllm.outputs.PoolingRequestOutput, as float32."""
     return array("f", output.outputs.data.float().cpu().contiguous().numpy().tobytes())
