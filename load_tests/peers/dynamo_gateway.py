@@ -1,12 +1,14 @@
 """Dynamo's part of the gateway bench: a worker that generates one constant word behind Dynamo's runtime.
 
 Run in an environment that has `ai-dynamo`, with the folder of the bench's modules, the model's folder and the
-id of the word's token as arguments. It generates tokens at the bench's rate.
+id of the word's token as arguments. It generates tokens at the bench's rate; {"groups": n} on its standard
+input spreads later answers over n times in a step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncGenerator
 from importlib import import_module
@@ -41,9 +43,13 @@ class Worker:
         self._pacing = pacing
         self._token = token
         self._short = Phase(pacing.Ticker, pacing.SHORT_STEP_S, 0.0)
-        period = 1 / pacing.TOKENS_PER_S
-        self._long = [Phase(pacing.Ticker, period, at / 20 * period) for at in range(20)]
         self._count = 0
+        self.regroup(20)
+
+    def regroup(self, phases: int) -> None:
+        """Spread later long answers over that many times in a step."""
+        period = 1 / self._pacing.TOKENS_PER_S
+        self._long = [Phase(self._pacing.Ticker, period, at / phases * period) for at in range(phases)]
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Generate one answer."""
@@ -83,7 +89,16 @@ async def _serve() -> None:
         runtime_config=config,
         ignore_weights=True,
     )
-    await endpoint.serve_endpoint(Worker(pacing, int(sys.argv[3])).generate)
+    worker = Worker(pacing, int(sys.argv[3]))
+    orders = asyncio.create_task(_obey(worker))
+    await endpoint.serve_endpoint(worker.generate)
+    orders.cancel()
+
+
+async def _obey(worker: Worker) -> None:
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        worker.regroup(int(json.loads(line)["groups"]))
 
 
 if __name__ == "__main__":

@@ -27,20 +27,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from kvasir import native
 from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.gateway import bodies, measure, pacing
 from load_tests.scenarios.gateway.in_turn import observability
-from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up
+from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up, whole_requests
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import Child, ProcessError
-from load_tests.scenarios.gateway.rows import chunk_rows, request_rows, rss_rows, ttft_rows
+from load_tests.scenarios.gateway.rows import chunk_rows, request_rows, rss_rows, ttft_rows, whole_rows
 from load_tests.scenarios.gateway.systems import WORKERS, Stand, System, await_serving, spec
 from load_tests.scenarios.gateway.usage import proportional_bytes, resident_bytes
+from load_tests.scenarios.tokenizing import Texts
 from load_tests.vocabulary import MERGED, large_model, vocabulary_hash
 
 ROUNDS, BLOCKS = 3, 1_000_000
 QUICK_SCALE, QUICK_BLOCKS = 0.15, 100_000
+_SAMPLES, _SAMPLE_CHARS = 256, 4096
 PEERS = ("haproxy", "nginx", "sglang-router", "vllm-router", "dynamo")
 
 
@@ -51,6 +55,9 @@ def configuration(vocabulary: Path, versions: dict[str, str], scale: float, bloc
         "vocabulary": vocabulary_hash(vocabulary),
         "sizes": [[size.name, size.chars, size.count, size.connections] for size in bodies.SIZES],
         "output_tokens": bodies.OUTPUT_TOKENS,
+        "mean_request": [bodies.MEAN_PROMPT, bodies.MEAN_OUTPUT],
+        "whole_steps": measure.WHOLE_STEPS,
+        "whole_s": measure.WHOLE_S,
         "short_step_s": pacing.SHORT_STEP_S,
         "tokens_per_s": pacing.TOKENS_PER_S,
         "streams": measure.STREAMS,
@@ -91,6 +98,13 @@ def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> li
     return systems
 
 
+def chars_of(vocabulary: Path, tokens: int) -> int:
+    """The characters of the bench's texts that have that many tokens, on average."""
+    tokenizer, texts = Tokenizer.from_file(str(vocabulary / "tokenizer.json")), Texts()
+    encoded = tokenizer.encode_batch([texts.take(_SAMPLE_CHARS) for _ in range(_SAMPLES)])
+    return round(tokens * _SAMPLE_CHARS * _SAMPLES / sum(len(each.ids) for each in encoded))
+
+
 def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]:
     """All rows, and the configuration's hash. Raise ProcessError."""
     vocabulary = large_model()
@@ -102,11 +116,13 @@ def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]
         kvasir = systems[1]
         say(f"indexing {blocks:,} blocks")
         held, before, filled = fill(kvasir, blocks)
+        chars = chars_of(vocabulary, bodies.MEAN_PROMPT)
         say("warming up")
         warm_up(client, systems, samples, min(0.3, scale))
         for number in range(1 if quick else ROUNDS):
             say(f"round {number + 1}")
             one_round(client, systems, samples, scale)
+            whole_requests(client, systems, samples, chars, scale)
         pid = kvasir.process.pid
         after, tree_mb = resident_bytes(pid), proportional_bytes(pid) / 1e6
         if not kvasir.process.alive:
@@ -114,7 +130,8 @@ def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]
         versions = {system.name: system.version for system in systems if system.version}
     names = [system.name for system in systems[1:]]
     text, digest = configuration(vocabulary, versions, scale, blocks)
-    rows = [*request_rows(samples, names), *chunk_rows(samples, names), *ttft_rows(samples, names)]
+    rows = [*request_rows(samples, names), *chunk_rows(samples, names), *whole_rows(samples, names)]
+    rows += ttft_rows(samples, names)
     about = f"{WORKERS} workers; {MERGED:,} merged ids and 256 special tokens"
     rows += rss_rows(held, (before, filled, after), tree_mb, about)
     cores = len(os.sched_getaffinity(0))

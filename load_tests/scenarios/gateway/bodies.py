@@ -14,7 +14,10 @@ from load_tests.scenarios.tokenizing import TURNS, Chat, Texts
 MODEL = "bench"
 OUTPUT_TOKENS = 2
 STREAM_TOKENS = 100_000
+MEAN_PROMPT, MEAN_OUTPUT = 1155, 211
+"""Mean tokens of the requests of Azure's conversation trace of 2023 (Splitwise, ISCA 2024)."""
 _REPLY_CHARS, _NEXT_CHARS = 1000, 200
+_KEPT_TEXTS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,21 @@ class Round:
                     warm.append(payload([*chat, said, *texts.chat(_NEXT_CHARS, 1)], OUTPUT_TOKENS))
             self.bodies[size.name] = made
         self.bodies[WARM.name] = warm
+
+
+class MeanRequests:
+    """Requests of the mean size of Azure's conversation trace. Texts come again after a while, each time
+    behind another number, so that no prompt begins like one before."""
+
+    def __init__(self, texts: Texts, chars: int) -> None:
+        self._kept = [texts.take(chars) for _ in range(_KEPT_TEXTS)]
+        self._number = 0
+
+    def take(self) -> bytes:
+        """The body of the next request."""
+        self._number += 1
+        text = self._kept[self._number % len(self._kept)]
+        return payload([{"role": "user", "content": f"{self._number:08d} {text}"}], MEAN_OUTPUT)
 
 
 def short_chat(number: int) -> Chat:

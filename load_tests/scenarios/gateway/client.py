@@ -7,6 +7,8 @@ commands as one JSON object per line and answers each with one:
     {"do": "requests", "address", "key", "pid", "size"} sends all requests of a size, in a closed loop
     {"do": "streams", "address", "key", "pid", "streams", "window_s"} runs streams that do not end
     {"do": "ttft", "address", "key", "pid", "count"} sends one request at a time
+    {"do": "whole", "address", "key", "pid", "streams", "chars", "window_s"} keeps that many whole requests
+    running, of prompts of that many characters
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from load_tests.scenarios.gateway.bodies import (
+    MEAN_OUTPUT,
     SIZES,
     STREAM_TOKENS,
     WARM,
+    MeanRequests,
     Round,
     payload,
     request,
     short_chat,
 )
-from load_tests.scenarios.gateway.pacing import AT_ONCE, TOKEN
+from load_tests.scenarios.gateway.pacing import AT_ONCE, TOKEN, TOKENS_PER_S
 from load_tests.scenarios.gateway.usage import cpu_s
 from load_tests.scenarios.tokenizing import Texts
 
@@ -108,15 +112,19 @@ class Load:
 
     def turn(self, ended: Callable[[Conversation], None]) -> None:
         """Handle the connections that are ready. Raise BenchError when none is ready for long."""
-        ready = self._poll.poll(_PATIENCE_S)
-        if not ready:
+        if not self.turn_within(_PATIENCE_S, ended):
             raise BenchError(f"nothing was received for {_PATIENCE_S:g} s")
+
+    def turn_within(self, seconds: float, ended: Callable[[Conversation], None]) -> bool:
+        """Handle the connections that are ready by then; return whether any was."""
+        ready = self._poll.poll(seconds)
         for fd, what in ready:
             conversation = self.all[fd]
             if what & select.EPOLLOUT and conversation.send():
                 self._poll.modify(fd, select.EPOLLIN)
             if what & ~select.EPOLLOUT and conversation.read():
                 ended(conversation)
+        return bool(ready)
 
     def tokens(self) -> tuple[int, int]:
         """Tokens and events received in total."""
@@ -136,6 +144,7 @@ class Client:
     def __init__(self) -> None:
         self._texts = Texts()
         self._round: Round | None = None
+        self._mean: dict[int, MeanRequests] = {}
         self._asked = 0
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -146,6 +155,8 @@ class Client:
             return {name: len(bodies) for name, bodies in self._round.bodies.items()}
         if do == "requests":
             return self._requests(**order)
+        if do == "whole":
+            return self._whole(**order)
         return self._streams(**order) if do == "streams" else self._ttft(**order)
 
     def _requests(self, address: str, key: str, pid: int, size: str) -> dict[str, Any]:
@@ -190,6 +201,35 @@ class Client:
             figures = meter.read()
             tokens_after, events_after = load.tokens()
             return figures | {"tokens": tokens_after - tokens, "events": events_after - events}
+        finally:
+            load.close()
+
+    def _whole(  # noqa: PLR0917 - an order by its fields
+        self, address: str, key: str, pid: int, streams: int, chars: int, window_s: float
+    ) -> dict[str, Any]:
+        """Requests that begin one after the other, and each anew when it ends, so that at any time some are
+        at each of their tokens. `requests` is the number of which the tokens came in the window."""
+        if chars not in self._mean:
+            self._mean[chars] = MeanRequests(self._texts, chars)
+        mean = self._mean[chars]
+        load = Load(address, streams)
+
+        def again(conversation: Conversation) -> None:
+            load.begin(conversation, request(mean.take(), address, key))
+
+        try:
+            waiting, began, lasts_s = list(load.all.values()), time.perf_counter(), MEAN_OUTPUT / TOKENS_PER_S
+            while waiting:
+                due = began + lasts_s * (streams - len(waiting)) / streams
+                if (left := due - time.perf_counter()) > 0:
+                    load.turn_within(left, again)
+                else:
+                    again(waiting.pop())
+            self._until(load, time.perf_counter() + _SETTLE_S, again)
+            meter, (tokens, _) = Meter(pid), load.tokens()
+            self._until(load, time.perf_counter() + window_s, again)
+            figures = meter.read()
+            return figures | {"requests": (load.tokens()[0] - tokens) / MEAN_OUTPUT}
         finally:
             load.close()
 

@@ -4,7 +4,8 @@ They use as little CPU as Python allows: event bytes are built once, and one tim
 
     python -m load_tests.scenarios.gateway.http_worker 4
 
-listens on that many ports of this machine, and prints them.
+listens on that many ports of this machine, each a worker of its own, and prints them. {"groups": n} on its
+standard input spreads later long answers of each worker over n times in a step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import json
 import re
 import sys
+from functools import partial
 from typing import cast
 
 import uvloop
@@ -20,6 +22,7 @@ import uvloop
 from load_tests.scenarios.gateway.pacing import AT_ONCE, SHORT, SHORT_STEP_S, TOKEN, TOKENS_PER_S, Ticker
 
 _PHASES = 20
+"""Of all workers together, until others are asked for."""
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _HEAD = (
@@ -71,14 +74,18 @@ _PAGE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %
 
 
 class Streams:
-    """All running answers, by pacing."""
+    """All running answers of a worker, by pacing."""
 
-    def __init__(self) -> None:
+    def __init__(self, phases: int) -> None:
         self._short: set[Connection] = set()
-        self._long: list[set[Connection]] = [set() for _ in range(_PHASES)]
         self._short_ticker = Ticker(lambda: self._step(self._short), SHORT_STEP_S)
+        self.regroup(phases)
+
+    def regroup(self, phases: int) -> None:
+        """Spread later long answers over that many times in a step."""
+        self._long: list[set[Connection]] = [set() for _ in range(phases)]
         self._tickers = [
-            Ticker(lambda group=group: self._step(group), 1 / TOKENS_PER_S, at / _PHASES / TOKENS_PER_S)  # type: ignore[misc]
+            Ticker(lambda group=group: self._step(group), 1 / TOKENS_PER_S, at / phases / TOKENS_PER_S)  # type: ignore[misc]
             for at, group in enumerate(self._long)
         ]
 
@@ -86,18 +93,14 @@ class Streams:
         """Answer with that many tokens."""
         stream.left = tokens
         if tokens <= SHORT:
+            stream.group = self._short
             self._short.add(stream)
             self._short_ticker.start()
             return
-        at = min(range(_PHASES), key=lambda phase: len(self._long[phase]))
-        self._long[at].add(stream)
+        at = min(range(len(self._long)), key=lambda phase: len(self._long[phase]))
+        stream.group = self._long[at]
+        stream.group.add(stream)
         self._tickers[at].start()
-
-    def drop(self, stream: Connection) -> None:
-        """Drop the answer of a client that disconnected."""
-        self._short.discard(stream)
-        for group in self._long:
-            group.discard(stream)
 
     @staticmethod
     def _step(group: set[Connection]) -> bool:
@@ -116,6 +119,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._started = False
         self.left = 0
+        self.group: set[Connection] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not derive from asyncio's, but have the same methods.
@@ -123,7 +127,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._streams.drop(self)
+        self.group.discard(self)
 
     def data_received(self, data: bytes) -> None:
         self._got += data
@@ -177,15 +181,23 @@ class Connection(asyncio.Protocol):
 
 async def _serve(ports: int) -> None:
     loop = asyncio.get_running_loop()
-    streams = Streams()
+    workers = [Streams(max(1, _PHASES // ports)) for _ in range(ports)]
     servers = [
-        await loop.create_server(lambda: Connection(streams), "127.0.0.1", 0, backlog=1024)
-        for _ in range(ports)
+        await loop.create_server(partial(Connection, streams), "127.0.0.1", 0, backlog=1024)
+        for streams in workers
     ]
     addresses = [f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
-    sys.stdout.write(json.dumps({"event": "serving", "addresses": addresses}) + "\n")
+    _say({"event": "serving", "addresses": addresses})
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        groups = int(json.loads(line)["groups"])
+        for streams in workers:
+            streams.regroup(groups)
+        _say({"groups": groups})
+
+
+def _say(what: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
-    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

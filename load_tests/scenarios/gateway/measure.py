@@ -19,8 +19,11 @@ FEWER_STREAMS = {1: 64, 8: 256}
 """Streams where few deltas share a message. With 512 streams, one delta per message would be 25,600 messages
 per second, more than a worker in Python can send on one core; eight per message leave no time to a router
 that shares two cores."""
+WHOLE_STEPS = (8, 32, 128)
+"""Streams that share a step of a worker in the measurements of whole requests."""
 TTFT_REQUESTS = 100
 WINDOW_S = 4.0
+WHOLE_S = 6.0
 _SETTLE_S, _IDLE_CORES = 60.0, 0.1
 Figures = Mapping[str, Any]
 
@@ -108,6 +111,27 @@ def chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
 def chunk_name(deltas: int) -> str:
     """The name of the measurement with that many deltas per message; 0 for systems without messages."""
     return f"chunk, {deltas}" if deltas else "chunk"
+
+
+def whole_requests(
+    client: Child, systems: Sequence[System], samples: Samples, chars: int, scale: float
+) -> None:
+    """Whole requests of the mean size, on every system whose workers can be told how many streams share a
+    step. Raise ProcessError."""
+    for deltas in WHOLE_STEPS:
+        streams = FEWER_STREAMS.get(deltas, STREAMS)
+        for system in systems:
+            if system.regroup is None or system.only_chunks:
+                continue
+            system.regroup(max(1, streams // system.decoding // deltas))
+            order = system.order("whole", streams=streams, chars=chars, window_s=WHOLE_S * scale)
+            figures = client.ask(order)
+            samples.add(system.name, whole_name(deltas), dict(figures) | {"streams": streams})
+
+
+def whole_name(deltas: int) -> str:
+    """The name of the measurement of whole requests with that many streams in a step."""
+    return f"whole, {deltas}"
 
 
 def fill(system: System, blocks: int) -> tuple[int, int, int]:

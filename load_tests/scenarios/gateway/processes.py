@@ -78,13 +78,17 @@ class Child:
 
     def ask(self, order: Mapping[str, Any], within_s: float = 120.0) -> dict[str, Any]:
         """Send a command and return the answer. Raise ProcessError."""
+        self.tell(order)
+        return self.hear(within_s)
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Send a command that is not answered. Raise ProcessError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise ProcessError(f"{self.name} ended; {self.words()}") from error
-        return self.hear(within_s)
 
     def words(self) -> str:
         """The end of its log."""

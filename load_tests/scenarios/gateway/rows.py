@@ -6,8 +6,14 @@ import statistics
 from collections.abc import Sequence
 
 from load_tests.report import Row, median
-from load_tests.scenarios.gateway.bodies import SIZES, WARM
-from load_tests.scenarios.gateway.measure import DELTAS_A_MESSAGE, Samples, chunk_name
+from load_tests.scenarios.gateway.bodies import MEAN_OUTPUT, MEAN_PROMPT, SIZES, WARM
+from load_tests.scenarios.gateway.measure import (
+    DELTAS_A_MESSAGE,
+    WHOLE_STEPS,
+    Samples,
+    chunk_name,
+    whole_name,
+)
 from load_tests.scenarios.gateway.pacing import TOKENS_PER_S
 
 KVASIR = "kvasir"
@@ -120,6 +126,39 @@ def _chunk_row(samples: Samples, name: str, deltas: int, best: tuple[str, float]
             note=note,
         )
     ]
+
+
+def whole_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
+    """CPU of a whole request of the mean size, from its first byte to its last token."""
+    rows = []
+    for deltas in WHOLE_STEPS:
+        what = whole_name(deltas)
+        best = cheapest(samples, what, "requests")
+        for name in systems:
+            values = [each * 1000 for each in samples.cpu(name, what, "requests")]
+            if not values:
+                continue
+            value, spread = median(values)
+            own = name == KVASIR
+            peer = best[1] * 1000 if own and best else None
+            found = samples.of(name, what)
+            note = (
+                f"{MEAN_PROMPT:,} tokens in, {MEAN_OUTPUT} out; {found[0]['streams']} at a time, "
+                f"{statistics.median(each['requests'] / each['wall_s'] for each in found):.0f} a second"
+            )
+            rows.append(
+                Row(
+                    f"whole request, {deltas} streams a step" + ("" if own else f", {name}"),
+                    value,
+                    "CPU s/1k",
+                    "lower",
+                    peer=peer,
+                    ratio=value / peer if peer else None,
+                    spread=spread,
+                    note=note + (f"; peer: {best[0]}, the cheapest that routes" if own and best else ""),
+                )
+            )
+    return rows
 
 
 def ttft_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:

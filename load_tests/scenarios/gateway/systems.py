@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ _OBSERVER = "tests.kit.observability.gateway_observer"
 @dataclass(slots=True)
 class System:
     """A running system. `process` is measured, with its descendants. `workers` accepts commands for the
-    workers behind it, if any. With `only_chunks` only streaming is measured, not requests."""
+    workers behind it, if any. `regroup` makes each of the `decoding` workers spread later streams over that
+    many messages or times in a step. With `only_chunks` only streaming is measured, not requests."""
 
     name: str
     address: str
@@ -38,6 +40,8 @@ class System:
     key: str = "none"
     workers: Child | None = None
     only_chunks: bool = False
+    regroup: Callable[[int], None] | None = None
+    decoding: int = WORKERS
 
     def order(self, do: str, **details: object) -> dict[str, object]:
         """A command to the client about this system."""
@@ -168,7 +172,10 @@ class Stand:
         argv = [sys.executable, "-m", "kvasir_platform.apps.router_app", "--deployment", str(file)]
         router = self.child(name, argv if fast_path else [*argv, "--no-fast-path"], env, tree=tree)
         address = router.hear(_START_S)["address"]
-        return System(name, address, router, "", key, None if apart else workers, only_chunks=not fast_path)
+        made = System(name, address, router, "", key, None if apart else workers, only_chunks=not fast_path)
+        # The pool that decodes is the last one.
+        made.regroup, made.decoding = partial(_regroup, workers), WORKERS // 2 if apart else WORKERS
+        return made
 
     def haproxy(self) -> System:
         """One thread, keep-alive connections on both sides."""
@@ -249,19 +256,21 @@ class Stand:
         )
         program = str(ROOT / "load_tests" / "peers" / "dynamo_gateway.py")
         modules = str(Path(__file__).parent)
-        for number in range(WORKERS):
-            argv = [str(package.python), program, modules, str(self._source), str(token.ids[0])]
-            self.child(f"dynamo-worker-{number}", argv, env, talks=False)
+        argv = [str(package.python), program, modules, str(self._source), str(token.ids[0])]
+        workers = [self.child(f"dynamo-worker-{n}", argv, env, talks=False) for n in range(WORKERS)]
         argv = [str(package.python), "-m", "dynamo.frontend", "--http-host", "127.0.0.1"]
         argv += ["--http-port", str(port), "--router-mode", "kv", "--no-router-kv-events"]
         argv += ["--tokenizer", "fastokens", "--no-tokenizer-fallback"]
-        return self._proxy("dynamo", argv, port, package.version, env)
+        system = self._proxy("dynamo", argv, port, package.version, env)
+        system.regroup = partial(_regroup_silently, workers)
+        return system
 
     def _proxy(
         self, name: str, argv: Sequence[str], port: int, version: str, env: Mapping[str, str] | None = None
     ) -> System:
         child = self.child(name, argv, env, talks=False)
-        return System(name, f"127.0.0.1:{port}", child, version)
+        regroup = partial(_regroup, self._http_workers()[0])
+        return System(name, f"127.0.0.1:{port}", child, version, regroup=regroup)
 
     def _listen(self, port: int) -> list[str]:
         urls = [f"http://{address}" for address in self._addresses()]
@@ -289,6 +298,16 @@ def await_serving(client: Child, system: System) -> None:
             words = system.process.words()
             raise ProcessError(f"{system.name} does not answer: {answer['error']} {words}"[:600])
         time.sleep(0.3)
+
+
+def _regroup(workers: Child, groups: int) -> None:
+    workers.ask({"groups": groups})
+
+
+def _regroup_silently(workers: Sequence[Child], groups: int) -> None:
+    # What they print goes into their logs.
+    for worker in workers:
+        worker.tell({"groups": groups})
 
 
 def _first_line(argv: Sequence[str]) -> str:

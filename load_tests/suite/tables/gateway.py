@@ -118,13 +118,18 @@ WHOLE = Scenario(
             system=("", ", kvasir-no-fast-path"),
         ),
         *names("chunk{system}", system=(", kvasir-apart", *_PEERS)),
+        *names(
+            "whole request, {streams} streams a step{system}",
+            streams=(8, 32, 128),
+            system=(*_OURS, *_PEERS),
+        ),
         *names("ttft, added{system}", system=(*_OURS, *_PEERS)),
         *_RSS,
         "configuration",
     ),
     (*GATEWAY, *ROUTER, *measuring("scenarios/gateway/*.py", "client.py")),
     lines=MODULES,
-    minutes=25,
+    minutes=40,
     optional=(f"not measured: {ANY}", f"observability, {ANY}", f"{ANY}, kvasir-observed"),
 )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 from load_tests.report import Row, Run
-from load_tests.scenarios.gateway import rows
+from load_tests.scenarios.gateway import bodies, client, rows
 from load_tests.scenarios.gateway.client import BenchError, Conversation
 from load_tests.scenarios.gateway.in_turn import observability
 from load_tests.scenarios.gateway.measure import Samples
@@ -17,6 +18,7 @@ from load_tests.scenarios.gateway.pacing import Ticker
 from load_tests.scenarios.gateway.processes import Child, ProcessError
 from load_tests.scenarios.gateway.scripted_engine import ScriptedEngine
 from load_tests.scenarios.gateway.usage import cpu_s, tree
+from load_tests.scenarios.tokenizing import Texts
 
 from kvasir.core.kv import KvBatch
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, Leg, Role, Sampling, StepBatch, token_ids
@@ -200,6 +202,49 @@ def test_a_measurement_that_failed_gives_no_figure_but_its_reason() -> None:
     names = [row.name for row in rows.request_rows(samples, ["kvasir", "dynamo"])]
     assert names == ["request, 100 B"]
     assert samples.wrong == {"dynamo, 100 B": "BenchError: nothing came"}
+
+
+def test_whole_requests_are_counted_by_the_tokens_of_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (bodies, client):
+        monkeypatch.setattr(module, "MEAN_OUTPUT", 10)
+    monkeypatch.setattr(client, "_SETTLE_S", 0.05)
+    argv = [sys.executable, "-m", "load_tests.scenarios.gateway.http_worker", "2"]
+    worker = Child("worker", argv, tmp_path)
+    try:
+        address = worker.hear(30.0)["addresses"][0]
+        assert worker.ask({"groups": 2}) == {"groups": 2}
+        order = {"do": "whole", "address": address, "key": "none", "pid": worker.pid}
+        figures = client.Client().obey(order | {"streams": 4, "chars": 500, "window_s": 0.5})
+    finally:
+        worker.stop()
+    assert figures["requests"] > 0.0
+    assert figures["cpu_s"] > 0.0
+
+
+def test_no_two_whole_requests_begin_alike() -> None:
+    requests = bodies.MeanRequests(Texts(), 64)
+    taken = [json.loads(requests.take()) for _ in range(600)]
+    beginnings = {each["messages"][0]["content"][:8] for each in taken}
+    assert len(beginnings) == len(taken)
+    assert {each["max_tokens"] for each in taken} == {bodies.MEAN_OUTPUT}
+
+
+def test_a_whole_request_is_compared_with_the_cheapest_that_routes() -> None:
+    samples = Samples()
+    for name, cpu in (("kvasir", 0.5), ("haproxy", 0.1), ("vllm-router", 0.4), ("dynamo", 1.0)):
+        figures = {"cpu_s": cpu, "requests": 100.0, "streams": 512, "wall_s": 2.0}
+        samples.add(name, "whole, 32", figures)
+    ours, theirs = rows.whole_rows(samples, ["kvasir", "haproxy"])
+    assert (ours.name, ours.value, ours.peer, ours.ratio) == (
+        "whole request, 32 streams a step",
+        5.0,
+        4.0,
+        1.25,
+    )
+    assert "512 at a time, 50 a second; peer: vllm-router" in ours.note
+    assert (theirs.name, theirs.peer) == ("whole request, 32 streams a step, haproxy", None)
 
 
 def test_the_peer_of_a_row_is_the_cheapest_that_routes_and_not_the_floor() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from load_tests.scenarios.kv import GB, Entry, aims
+from load_tests.scenarios.kv import Entry, aims
+from load_tests.scenarios.kv_parts.contenders import GB
 from load_tests.scenarios.kv_parts.memory import KIB, LARGE_LAYERS, MIB, SMALL_LAYERS, Case
 
 
