@@ -124,13 +124,18 @@ WHOLE = Scenario(
             system=(*_OURS, *_PEERS),
         ),
         *names("ttft, added{system}", system=(*_OURS, *_PEERS)),
+        *names(
+            "observability, {what}, {kind}",
+            what=("100 B", "chunk, 32"),
+            kind=("sampled", "traced", "control"),
+        ),
         *_RSS,
         "configuration",
     ),
-    (*GATEWAY, *ROUTER, *measuring("scenarios/gateway/*.py", "client.py")),
+    (*GATEWAY, *ROUTER, *measuring("scenarios/gateway/**/*.py", "client.py")),
     lines=MODULES,
     minutes=40,
-    optional=(f"not measured: {ANY}", f"observability, {ANY}", f"{ANY}, kvasir-observed"),
+    optional=(f"not measured: {ANY}",),
 )
 
 PAIRED = Scenario(
@@ -144,7 +149,7 @@ PAIRED = Scenario(
         *names("tokenizing: {row}", row=_TOKENIZING_ROWS),
         f"index: {ANY}",
     ),
-    (*GATEWAY, *ROUTER, *measuring("scenarios/paired.py", "scenarios/gateway/*.py")),
+    (*GATEWAY, *ROUTER, *measuring("scenarios/paired.py", "scenarios/gateway/**/*.py")),
     lines=MODULES,
     minutes=60,
     arguments=("{base}",),
