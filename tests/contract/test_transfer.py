@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pytest
 from tests.kit.engines.memory_transfer import MemoryFabric, MemoryTransfer
 from tests.kit.engines.transfer_peers import LAYERS, ForkedPeer, LocalPeer, Peer, sliced
@@ -95,7 +96,7 @@ def spawn(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
             return LocalPeer(lambda now: sliced(lambda suffix: MemoryTransfer(name + suffix, fabric, now)))
         kind = request.param.partition("-")[0]
         pytest.importorskip(LIBRARIES[kind])
-        ucx = UCX_TCP if request.param == "nixl-tcp" else {"UCX_TLS": "tcp,sm,self"}
+        ucx = UCX_TCP if request.param == "nixl-tcp" else {}
         processes.append(ForkedPeer(name, kind, **ucx))
         return processes[-1]
 
@@ -423,21 +424,46 @@ class Processes:
 
     kind: str
     started: list[ForkedPeer]
+    ucx: dict[str, str]
 
     def start(self, block_bytes: int, dtype: str = "float32") -> tuple[ForkedPeer, str]:
         """One more agent, and its endpoint."""
-        peer = ForkedPeer(f"peer-{len(self.started)}", self.kind, **UCX_TCP)
+        peer = ForkedPeer(f"peer-{len(self.started)}", self.kind, **self.ucx)
         self.started.append(peer)
         return peer, peer.start(block_bytes, dtype)
 
 
-@pytest.fixture(params=["nixl", pytest.param("nccl", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "nixl",
+        pytest.param("nixl-tcp", marks=[pytest.mark.slow, pytest.mark.soak]),
+        pytest.param("nccl", marks=pytest.mark.slow),
+    ]
+)
 def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
-    pytest.importorskip(LIBRARIES[request.param])
-    processes = Processes(request.param, [])
+    kind, _, tcp = request.param.partition("-")
+    pytest.importorskip(LIBRARIES[kind])
+    processes = Processes(kind, [], UCX_TCP if tcp else {})
     yield processes
     for process in processes.started:
         process.end()
+
+
+def test_agents_on_one_machine_exchange_kv_over_nixl_without_a_port() -> None:
+    pytest.importorskip("nixl")
+    source, target = (ForkedPeer(name) for name in ("without-port", "without-port-either"))
+    try:
+        source.start(BLOCK_BYTES)
+        target.start(BLOCK_BYTES)
+        source.write(1, 3)
+        target.pull("p", source.offer("l", 1, [1], 60.0), 0, [2], 60.0)
+        assert isinstance(events(target, 1)[0], PullSucceeded)
+        assert target.read(2) == source.read(1)
+        for peer in (source, target):
+            assert psutil.Process(peer.pid).net_connections("inet") == []
+    finally:
+        source.end()
+        target.end()
 
 
 def test_another_layout_is_refused_and_named(processes: Processes) -> None:

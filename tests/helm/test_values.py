@@ -118,11 +118,30 @@ def test_what_the_cluster_decides_cannot_be_set_to_something_else(config: Object
         ({"redis": {"bundled": False}}, "need a Redis"),
         ({"certificates": {"from": "existingSecret"}}, "router.pem"),
         ({"httpRoute": {"enabled": True}}, "name the Gateway"),
+        ({"config": {"transfer": {"kind": "nixl"}}}, "needs RDMA devices.*unauthenticated_tcp: true"),
+        (
+            {"poolDefaults": {"rdma": {"resource": "hca"}, "env": [{"name": "UCX_TLS", "value": "rc,tcp"}]}},
+            "UCX_TLS is rc,tcp, which allows TCP",
+        ),
     ],
 )  # fmt: skip
 def test_values_that_contradict_each_other_are_refused(given: Object, reason: str) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=reason):
         render(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"poolDefaults": {"rdma": {"resource": "rdma/hca"}}},
+        {"config": {"transfer": {"nixl": {"unauthenticated_tcp": True}}}},
+        {"config": {"disaggregation": "never", "pools": [{"name": "both", "role": "both"}]}},
+    ],
+)
+def test_nixl_is_rendered_with_rdma_devices_or_an_accepted_risk_or_where_nothing_moves(given: Object) -> None:
+    config = given.get("config", {})
+    transfer = {"kind": "nixl", **config.get("transfer", {})}
+    assert render({**given, "config": {**config, "transfer": transfer}}).objects
 
 
 def test_saying_what_the_chart_says_anyway_is_no_mistake() -> None:

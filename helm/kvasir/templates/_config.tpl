@@ -112,6 +112,7 @@
 {{- range $pool := .spec.pools -}}
 {{- $own := include "kvasir.pool" (dict "root" $.root "pool" $pool) | fromJson -}}
 {{- include "kvasir.config.check.scaling" (dict "root" $.root "spec" $.spec "pool" $pool "own" $own) -}}
+{{- include "kvasir.config.check.transfer" (dict "spec" $.spec "pool" $pool "own" $own) -}}
 {{- if lt (int $own.maxReplicas) (int $own.replicas) -}}
 {{- fail (printf "pools.%s.maxReplicas: %d is less than config.pools' replicas %d" $pool.name (int $own.maxReplicas) (int $own.replicas)) -}}
 {{- end -}}
@@ -182,6 +183,24 @@
 {{- if .scaling -}}{{- $bound = append $bound .name -}}{{- end -}}
 {{- end -}}
 {{- if $bound -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails where UCX would give the memory of engines to whoever reaches its ports over TCP. (dict "spec" … "pool" … "own" …) */}}
+{{- define "kvasir.config.check.transfer" -}}
+{{- $kind := dig "transfer" "kind" "auto" .spec -}}
+{{- $accepted := dig "transfer" "nixl" "unauthenticated_tcp" false .spec -}}
+{{- $moves := and (ne (dig "disaggregation" "always" .spec) "never") (has .pool.role (list "prefill" "decode")) -}}
+{{- if and $moves (ne $kind "nccl") (not $accepted) -}}
+{{- $accept := "or, where nobody else reaches the network of the pods, accept it with config.transfer.nixl.unauthenticated_tcp: true" -}}
+{{- if and (eq $kind "nixl") (not .own.rdma.resource) -}}
+{{- fail (printf "config.transfer.kind: nixl between pods needs RDMA devices, and pools.%s.rdma.resource names none: over TCP, UCX lets whoever reaches its port read and write the memory of the engine; set auto or nccl, whose ports ask for tickets, name the resource, %s" .pool.name $accept) -}}
+{{- end -}}
+{{- range .own.env -}}
+{{- if and $.own.rdma.resource (eq .name "UCX_TLS") (regexMatch "(^|,) *(tcp|all) *(,|$)" (dig "value" "" .)) -}}
+{{- fail (printf "pools.%s.env: UCX_TLS is %s, which allows TCP: whoever reaches UCX's port could read and write the memory of the engine; remove the variable or tcp from it, %s" $.pool.name .value $accept) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -181,15 +181,22 @@ def test_nixl_is_needed_where_it_moves_the_kv() -> None:
     bare = replace(SOUND, installed={name: v for name, v in SOUND.installed.items() if name != "nixl"})
     assert the_trouble(bare).message.startswith("nixl is not installed")
     assert troubles(bare, "transfer.kind=nccl") == []
+    assert troubles(bare, "transfer.host=10.0.0.1") == []
 
 
-def test_nixl_between_machines_wants_rdma() -> None:
-    beyond = "transfer.host=10.0.0.1"
-    finding = the_trouble(SOUND, beyond)
-    assert (finding.check, finding.level) == ("fabric", "warning")
-    assert "transfer.kind: nccl" in finding.remedy
-    assert not troubles(replace(SOUND, rdma=True), beyond)
-    assert not troubles(SOUND, beyond, "transfer.kind=nccl")
+def test_nixl_between_machines_wants_rdma_or_an_accepted_risk() -> None:
+    beyond, nixl = "transfer.host=10.0.0.1", "transfer.kind=nixl"
+    assert not troubles(SOUND, beyond), "nccl is chosen"
+    assert not troubles(SOUND, nixl), "shared memory"
+    assert not troubles(replace(SOUND, rdma=True), beyond, nixl)
+    finding = the_trouble(SOUND, beyond, nixl)
+    assert (finding.check, finding.level) == ("fabric", "error")
+    assert "read and write the memory" in finding.message
+    assert "transfer.kind: auto or nccl" in finding.remedy
+    assert "transfer.nixl.unauthenticated_tcp: true" in finding.remedy
+    accepted = the_trouble(SOUND, beyond, nixl, "transfer.nixl.unauthenticated_tcp=true")
+    assert (accepted.check, accepted.level) == ("fabric", "warning")
+    assert "without authentication" in accepted.message
 
 
 def test_another_version_than_the_pinned_one_is_a_warning() -> None:

@@ -1,19 +1,19 @@
-"""A NIXL agent is reachable over the interface of its host, and no other."""
+"""Where a NIXL agent is reachable: by default over no port at all."""
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 
 import psutil
 import pytest
 
 pytest.importorskip("nixl")
 
-from kvasir_workers.transfer.common.nics import interface_of
+from kvasir.core.errors import TransferError
+from kvasir_workers.transfer.common.nics import interface_of, rdma_ports
 from kvasir_workers.transfer.nixl import agent as nixl_agent
-from kvasir_workers.transfer.nixl.agent import NixlAgent, net_devices
+from kvasir_workers.transfer.nixl.agent import NixlAgent, ucx_variables
 
 
 def listening() -> set[tuple[str, int]]:
@@ -27,23 +27,54 @@ def addresses() -> list[str]:
     return [address for address in found if "." in address and interface_of(address)]
 
 
-def test_ucx_listens_on_the_interface_of_the_host_alone() -> None:
+def opened_by(host: str, *, tcp: bool = False) -> set[str]:
+    """The addresses at which an agent listens that serves on `host`."""
+    before = listening()
+    agent = NixlAgent(f"at {host}", host, tcp=tcp)
+    opened = {ip for ip, _ in listening() - before}
+    agent.close()
+    return opened
+
+
+def test_an_agent_on_one_machine_opens_no_port() -> None:
+    assert opened_by("127.0.0.1") == set()
+    assert "UCX_TLS" not in os.environ
+
+
+def test_an_agent_between_machines_without_rdma_devices_starts_no_transport() -> None:
+    if rdma_ports():
+        pytest.skip("there are RDMA devices here")
+    before = listening()
     for address in addresses():
-        before = listening()
-        agent = NixlAgent(f"at {address}", address)
-        opened = {ip for ip, _ in listening() - before}
-        agent.close()
-        assert opened == {address}
+        if not address.startswith("127."):
+            with pytest.raises(TransferError):
+                NixlAgent(f"at {address}", address)
+    assert listening() == before
+
+
+def test_with_tcp_it_listens_on_the_interface_of_the_host_alone_and_never_on_one_machine() -> None:
+    for address in addresses():
+        assert opened_by(address, tcp=True) == (set() if address.startswith("127.") else {address})
     assert "UCX_NET_DEVICES" not in os.environ
 
 
-def test_devices_that_the_user_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    assert opened_by("127.0.0.1") == {"127.0.0.1"}
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    before = listening()
-    agent = NixlAgent("named", next((each for each in addresses() if each != "127.0.0.1"), "127.0.0.1"))
-    assert {ip for ip, _ in listening() - before} == {"127.0.0.1"}
-    agent.close()
-    assert os.environ["UCX_NET_DEVICES"] == "lo"
+    for address in addresses():
+        assert opened_by(address) == {"127.0.0.1"}
+    assert (os.environ["UCX_TLS"], os.environ["UCX_NET_DEVICES"]) == ("tcp,self", "lo")
+
+
+def test_between_machines_ucx_has_the_rdma_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_agent, "rdma_ports", lambda: ("mlx5_0:1", "mlx5_1:1"))
+    monkeypatch.setattr(nixl_agent, "interface_of", lambda host: "eth0")
+    both = "mlx5_0:1,mlx5_1:1"
+    assert ucx_variables("10.0.0.7", {}, tcp=False) == {"UCX_TLS": "^tcp", "UCX_NET_DEVICES": both}
+    assert ucx_variables("10.0.0.7", {}, tcp=True) == {"UCX_NET_DEVICES": f"eth0,{both}"}
+    named = {"UCX_NET_DEVICES": "mlx5_0:1"}
+    assert ucx_variables("10.0.0.7", named, tcp=False) == {"UCX_TLS": "^tcp"}
 
 
 def test_an_agent_that_starts_while_another_does_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +89,7 @@ def test_an_agent_that_starts_while_another_does_has_its_own_devices(monkeypatch
             """Nothing waits."""
 
     monkeypatch.setattr(nixl_agent, "_environment_lock", OtherStarts())
-    with nixl_agent._only_devices(("lo",)):
+    with nixl_agent._environment({"UCX_NET_DEVICES": "lo"}):
         assert os.environ["UCX_NET_DEVICES"] == "lo"
 
 
@@ -66,7 +97,5 @@ def test_an_address_that_no_interface_has_restricts_nothing_and_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert net_devices("192.0.2.99") == ()
+        assert ucx_variables("192.0.2.99", {}, tcp=True) == {}
     assert "every interface" in caplog.text
-    assert net_devices("127.0.0.1") == ("lo",)
-    assert net_devices(socket.gethostbyname("localhost")) == ("lo",)

@@ -10,14 +10,16 @@ from kvasir.core.errors import ConfigError
 from kvasir.ports.transfer import KvTransfer
 
 
-def make_transfer(kind: str, host: str, checksum_parts: int) -> KvTransfer:
+def make_transfer(kind: str, host: str, checksum_parts: int, *, ucx_tcp: bool = False) -> KvTransfer:
     """Return an agent that serves on `host`, with `checksum_parts` checksums per block, 0 for none. `kind` is
-    TransferSpec.kind. Raise ConfigError for any other."""
+    TransferSpec.kind without `auto`. Raise ConfigError for any other. `ucx_tcp`: UCX may use TCP between
+    machines."""
     match kind:
         case "nixl":
             from kvasir_workers.transfer.nixl.adapter import NixlTransfer
 
-            return NixlTransfer(f"kvasir-{uuid.uuid4().hex}", host, time.monotonic, checksum_parts)
+            name = f"kvasir-{uuid.uuid4().hex}"
+            return NixlTransfer(name, host, time.monotonic, checksum_parts, tcp=ucx_tcp)
         case "nccl":
             from kvasir_workers.transfer.nccl.adapter import NcclTransfer
 

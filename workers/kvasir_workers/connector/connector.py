@@ -333,7 +333,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         settings = self._settings
 
         def make() -> KvTransfer:
-            return make_transfer(settings.transfer, settings.host, settings.checksum_parts)
+            return make_transfer(
+                settings.transfer, settings.host, settings.checksum_parts, ucx_tcp=settings.ucx_tcp
+            )
 
         if not settings.stages:
             return make()

@@ -42,12 +42,24 @@ class LinksSpec(Spec):
     """In two zones. Default: 600 MB/s, 6 ms."""
 
 
+class NixlSpec(Spec):
+    """Transfers of kind `nixl`."""
+
+    unauthenticated_tcp: bool = False
+    """Allow UCX to use TCP between machines. Whoever reaches its ports can then read and write the memory of
+    the engine's process, without a ticket."""
+
+
 class TransferSpec(Spec):
     """KV transfer from prefill to decode workers."""
 
-    kind: Literal["nixl", "nccl"] = "nixl"
-    """`nixl` reads the memory of the prefill worker over RDMA if available, otherwise over shared memory or
-    TCP. `nccl` sends between pairs of workers, with NCCL between GPUs and gloo for KV in host memory."""
+    kind: Literal["auto", "nixl", "nccl"] = "auto"
+    """`nixl` reads the memory of the prefill worker: over shared memory on one machine, over RDMA between
+    machines. `nccl` sends between pairs of workers that prove their tickets, with NCCL between GPUs and gloo
+    for KV in host memory. `auto`: `nixl` if `host` is a loopback address or the machine has RDMA devices,
+    otherwise `nccl`."""
+    nixl: NixlSpec = NixlSpec()
+    """Options of `nixl`."""
     host: str = "127.0.0.1"
     """Address that the transfer agent of a prefill worker binds and advertises. `pod`: see `worker.host`."""
     checksum: bool = True

@@ -11,6 +11,13 @@ from collections.abc import Iterator
 from kvasir.config.load.object_storage import INSTALL_STREAMER, STREAMER, is_object_uri, streams_weights
 from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import Platform, engine_platform, unsupported_features
+from kvasir.config.load.transfer_choice import (
+    ACCEPT,
+    ASK_FOR_TICKETS,
+    NEEDS_RDMA,
+    chosen_kind,
+    refused_transfer,
+)
 from kvasir.config.spec.deployment import Deployment, is_loopback
 from kvasir.core.requests import Role
 from kvasir.core.size_text import size_text
@@ -71,7 +78,7 @@ def _packages(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
         else:
             wanted.append(engine)
         # The other kind needs only torch, which vLLM installs.
-        if deployment.hands_kv_over and deployment.transfer.kind == "nixl":
+        if deployment.hands_kv_over and chosen_kind(deployment.transfer, rdma=machine.rdma) == "nixl":
             wanted.append("nixl")
     yield from _streamer(deployment, machine)
     for name in wanted:
@@ -285,14 +292,21 @@ def _native(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
 
 
 def _fabric(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
-    nixl = deployment.hands_kv_over and deployment.transfer.kind == "nixl"
-    if nixl and not machine.rdma and not is_loopback(deployment.transfer.host):
+    transfer = deployment.transfer
+    if not deployment.hands_kv_over:
+        return
+    if refused_transfer(transfer, rdma=machine.rdma):
+        remedy = f"{ASK_FOR_TICKETS}; run where RDMA devices are; or, {ACCEPT}"
+        yield Finding("fabric", "error", NEEDS_RDMA, remedy)
+    elif transfer.kind == "nixl" and not machine.rdma and not is_loopback(transfer.host):
         yield Finding(
             "fabric",
             "warning",
-            "KV moves between machines over NIXL, and this one has no RDMA device: UCX then uses TCP, "
-            "and can end the prefill engine when a decode worker is killed in the middle of a pull",
-            "set transfer.kind: nccl, or run where RDMA devices are",
+            "KV moves between machines over UCX and TCP, without authentication: whoever reaches a port of "
+            "UCX reads and writes the memory of an engine. A decode worker that is killed in the middle of "
+            "a pull can end the prefill engine",
+            "set transfer.kind: auto and remove transfer.nixl.unauthenticated_tcp, or run where RDMA devices "
+            "are",
         )
 
 

@@ -66,7 +66,7 @@ class MachineFacts:
     `installed` and `pinned` map distributions to versions, the latter as this release of Kvasir requires
     them; `modules` are those of the Python modules with kernels that are installed; `cpu` is the CPU's kind.
     `gpu_devices` are the names of GPUs, "" for one whose name is unknown. `limits_problem` is why the Redis
-    of rate limits cannot be reached."""
+    of rate limits cannot be reached. `rdma`: there is an RDMA device with an active port."""
 
     system: str
     cpus: float

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -68,7 +69,7 @@ def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
         named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
         tiers=probe_tiers(deployment.tiers),
         limits_problem=knock(deployment.tenancy.redis.url) if deployment.tenancy.redis is not None else "",
-        rdma=any(Path("/sys/class/infiniband").glob("*")),
+        **_connections(deployment),
         kubernetes=probe_kubernetes(deployment, os.environ),
     )
 
@@ -208,3 +209,13 @@ def _pinned() -> dict[str, str]:
         if match:
             pins[match.group(1).lower()] = match.group(2)
     return pins
+
+
+def _connections(deployment: Deployment) -> dict[str, Any]:
+    """Return what workers on this machine find for their connections; {} if Kubernetes has the workers."""
+    if deployment.discovery.kind == "kubernetes":
+        return {}
+    # The image of routers has no workers.
+    from kvasir_workers.transfer.common.nics import rdma_ports
+
+    return {"rdma": bool(rdma_ports())}

@@ -28,7 +28,7 @@ from kvasir_workers.engines.vllm.replica import (
 )
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, log_level
 from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
-from kvasir_workers.engines.vllm.setup.movement import movement_of
+from kvasir_workers.engines.vllm.setup.movement import movement_of, with_chosen_transfer
 
 
 def follower_arguments(
@@ -62,6 +62,7 @@ async def follow(
 ) -> str:
     """Run this node's ranks until one of them ends; return why that ends the engine. Raise ConfigError if
     they do not start; for an error of vLLM, it is an EngineStartError."""
+    deployment = with_chosen_transfer(deployment)
     errors = EngineErrors(log_level(deployment))
     await set_environment(deployment, pool, place, errors)
     from kvasir_workers.engines.vllm.runtime import follower_runtime

@@ -35,6 +35,7 @@ from kvasir_workers.engines.vllm.caches.compiled import compile_cache, installed
 from kvasir_workers.engines.vllm.caches.node_copy import node_copy
 from kvasir_workers.engines.vllm.setup.arguments import environment, log_level
 from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
+from kvasir_workers.engines.vllm.setup.movement import with_chosen_transfer
 from kvasir_workers.engines.vllm.setup.quantize import quantized_folder
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
         """Load the model and warm up. Raise ConfigError with the reason and the remedy; for an error of vLLM,
         it is an EngineStartError."""
         self._failed = asyncio.get_running_loop().create_future()
+        self._deployment = with_chosen_transfer(self._deployment)
         self._errors = errors = EngineErrors(log_level(self._deployment))
         await set_environment(self._deployment, self._pool, self._place, errors)
         # A seventh of the import's CPU time otherwise goes to collections that find nothing.

@@ -14,7 +14,8 @@ from kvasir.ports.transfer import KvRegion, LeaseEnded
 from kvasir_workers.transfer.common.adapter import AgentTransfer
 from kvasir_workers.transfer.common.checksums import block_sums
 from kvasir_workers.transfer.common.lease_keys import Refusals, make_secret, seal
-from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, has_rdma, senders_answer
+from kvasir_workers.transfer.common.nics import rdma_ports
+from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, senders_answer
 from kvasir_workers.transfer.nixl.endpoint import VERSION, NixlEndpoint, encode
 from kvasir_workers.transfer.nixl.landing import DirectLanding, StagedLanding
 from kvasir_workers.transfer.nixl.leases import TABLE_BYTES, NixlLeaseTable
@@ -51,13 +52,22 @@ class _ClockedSender:
 
 class NixlTransfer(AgentTransfer):
     """See AgentTransfer. `name` must be unique in the fleet and differ with every start. `host` is the
-    address to serve on: a loopback address keeps UCX on the loopback interface; otherwise UCX chooses,
-    configured by UCX_* variables."""
+    address to serve on: with a loopback address, UCX uses shared memory; otherwise RDMA, and TCP if `tcp` is
+    set. UCX_* variables take precedence."""
 
-    def __init__(self, name: str, host: str, now: Callable[[], float], checksum_parts: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        now: Callable[[], float],
+        checksum_parts: int = 1,
+        *,
+        tcp: bool = False,
+    ) -> None:
         super().__init__(now, checksum_parts)
         self._name = name
         self._host = host
+        self._tcp = tcp
         self._table = NixlLeaseTable()
         self._agent: NixlAgent | None = None
         self._receivers = 0
@@ -73,7 +83,7 @@ class NixlTransfer(AgentTransfer):
         self, regions: Sequence[KvRegion], layout: KvLayout
     ) -> tuple[_ClockedSender, NixlReceiver, str]:
         device = regions[0].device
-        agent = NixlAgent(f"{self._name}-serve", self._host)
+        agent = NixlAgent(f"{self._name}-serve", self._host, tcp=self._tcp)
         agent.register(
             [(r.address, r.blocks * r.block_bytes, device_ordinal(device)) for r in regions], device
         )
@@ -87,7 +97,9 @@ class NixlTransfer(AgentTransfer):
         )
         sender = _ClockedSender(serving, self._now)
         received = block_sums(regions, after_compute=False) if self._parts else None
-        landing = (StagedLanding if senders_answer(self._host, rdma=has_rdma()) else DirectLanding)(regions)
+        landing = (StagedLanding if senders_answer(self._host, rdma=bool(rdma_ports())) else DirectLanding)(
+            regions
+        )
         receiver = NixlReceiver(self._receiver_agent, regions, layout, landing, received, now=self._now)
         endpoint = NixlEndpoint(
             VERSION,
@@ -104,4 +116,4 @@ class NixlTransfer(AgentTransfer):
 
     def _receiver_agent(self) -> NixlAgent:
         self._receivers += 1
-        return NixlAgent(f"{self._name}-pull-{self._receivers}", self._host)
+        return NixlAgent(f"{self._name}-pull-{self._receivers}", self._host, tcp=self._tcp)

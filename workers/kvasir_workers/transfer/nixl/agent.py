@@ -14,10 +14,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,9 @@ from kvasir_workers.transfer.common.nics import interface_of, rdma_ports
 
 _log = logging.getLogger(__name__)
 _DEVICES = "UCX_NET_DEVICES"
+_TRANSPORTS = "UCX_TLS"
+_WITHIN_A_MACHINE = "^tcp,ib,sysv"
+"""Shared memory, and what moves data of GPUs. Segments of System V are open to the user's group."""
 _environment_lock = threading.Lock()
 
 PROGRESS_DELAY_US = 1_000
@@ -60,10 +62,11 @@ def device_ordinal(device: str) -> int:
 class NixlAgent:
     """One UCX worker with its registered memory and connected peers. Not thread-safe.
 
+    `tcp`: UCX may use TCP on the interface that has the address `host`, if that is not a loopback address.
     NIXL's errors are raised as TransferError.
     """
 
-    def __init__(self, name: str, host: str) -> None:
+    def __init__(self, name: str, host: str, *, tcp: bool = False) -> None:
         # Loads the CUDA and UCX libraries, which importing this module must not do.
         import nixl
 
@@ -75,10 +78,14 @@ class NixlAgent:
         config.pthrDelay = PROGRESS_DELAY_US
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
         self._errors = _error_types(self._nixl)
+        variables = ucx_variables(host, os.environ, tcp=tcp)
+        # Shared memory has no failures of a peer to report: a read of one that ended fails by itself.
+        alone = variables.get(_TRANSPORTS) == _WITHIN_A_MACHINE
+        options = {"ucx_error_handling_mode": "none"} if alone else {}
         try:
             self._agent: Any = self._nixl.nixlAgent(name, config)
-            with _only_devices(net_devices(host)):
-                self._backend: int = self._agent.createBackend("UCX", {})
+            with _environment(variables):
+                self._backend: int = self._agent.createBackend("UCX", options)
         except self._errors as error:
             raise TransferError(f"NIXL could not start its UCX backend: {error!r}") from error
         self._registered: list[Any] = []
@@ -183,32 +190,43 @@ class NixlAgent:
         return self._nixl.DRAM_SEG if device == "cpu" else self._nixl.VRAM_SEG
 
 
-def net_devices(host: str) -> tuple[str, ...]:
-    """Return the network devices that UCX may use to serve on a host; none: all of them. UCX listens for
-    anyone on each interface that it may use, so that is the one with the host's address. RDMA devices, which
-    have no listener, are added unless that is the loopback interface."""
+def ucx_variables(host: str, environ: Mapping[str, str], *, tcp: bool) -> dict[str, str]:
+    """Return the variables with which UCX serves on `host`, without those that `environ` has.
+
+    UCX's TCP transport listens on each interface that it may use, and gives whoever connects the memory of
+    the process. So it is excluded, unless `tcp` allows it between machines; it then has the interface of
+    `host` alone. RDMA devices have no listener. At a loopback address, shared memory is used instead.
+    """
+    found: dict[str, str] = {}
     if is_loopback(host):
-        return ("lo",)
-    name = interface_of(host)
-    if name is None:
-        _log.warning("UCX may listen on every interface: none has the address of transfer.host %r", host)
-        return ()
-    return name, *rdma_ports()
+        found[_TRANSPORTS] = _WITHIN_A_MACHINE
+        if _TRANSPORTS in environ:
+            found[_DEVICES] = "lo"
+    elif tcp or _TRANSPORTS in environ:
+        name = interface_of(host)
+        if name is None:
+            _log.warning("UCX may listen on every interface: none has the address of transfer.host %r", host)
+        else:
+            found[_DEVICES] = ",".join((name, *rdma_ports()))
+    else:
+        found[_TRANSPORTS] = "^tcp"
+        if ports := rdma_ports():
+            found[_DEVICES] = ",".join(ports)
+    return {name: value for name, value in found.items() if name not in environ}
 
 
 @contextmanager
-def _only_devices(devices: Sequence[str]) -> Iterator[None]:
-    """Let UCX read a list of devices from its variable, if the user has not set it. NIXL has no option that
-    takes a list with a comma."""
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Let UCX read these variables, which the process does not have. NIXL has no option that takes a list
+    with a comma."""
     with _environment_lock:
-        if _DEVICES in os.environ or not devices:
-            yield
-            return
-        os.environ[_DEVICES] = ",".join(devices)
+        added = variables.keys() - os.environ.keys()
+        os.environ.update({name: variables[name] for name in added})
         try:
             yield
         finally:
-            del os.environ[_DEVICES]
+            for name in added:
+                del os.environ[name]
 
 
 def senders_answer(host: str, *, rdma: bool) -> bool:
@@ -217,14 +235,9 @@ def senders_answer(host: str, *, rdma: bool) -> bool:
     are any."""
     if not is_loopback(host) and not rdma:
         return True
-    named = os.environ.get("UCX_TLS", "all")
+    named = os.environ.get(_TRANSPORTS, "all")
     movers = _MOVERS_WITHIN if is_loopback(host) else _MOVERS_BEYOND
     return not named.startswith("^") and movers.isdisjoint(named.split(","))
-
-
-def has_rdma() -> bool:
-    """Return whether this machine has RDMA devices."""
-    return any(Path("/sys/class/infiniband").glob("*"))
 
 
 def _error_types(bindings: Any) -> tuple[type[Exception], ...]:

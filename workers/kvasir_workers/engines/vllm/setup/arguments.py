@@ -293,6 +293,7 @@ def _connector(deployment: Deployment, pool: PoolSpec, platform: str) -> dict[st
         settings |= {
             "transfer": transfer.kind,
             "host": transfer.host,
+            "ucx_tcp": transfer.nixl.unauthenticated_tcp,
             "overlap": transfer.overlap == "always" or (transfer.overlap == "auto" and platform != "cpu"),
             "checksum_parts": _parts(deployment, pool) if transfer.checksum else 0,
             "head_major": len({each.engine.tensor_parallel_size for each in deployment.pools}) > 1,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from kvasir.checkpoint.kv_movement import KvMovement, kv_movement
 from kvasir.checkpoint.model_config import read_model_config
+from kvasir.config.load.transfer_choice import UCX_TRANSPORTS, with_transfer
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
+from kvasir_workers.transfer.common.nics import rdma_ports
 
 log = logging.getLogger(__name__)
 
@@ -27,3 +30,12 @@ def movement_of(deployment: Deployment, model_path: Path) -> KvMovement | None:
     if movement.cost:
         log.info("%s: %s", deployment.model.name, movement.cost)
     return movement
+
+
+def with_chosen_transfer(deployment: Deployment) -> Deployment:
+    """Return the deployment with the transfer that this machine uses. Raise ConfigError if it may not run
+    here (kvasir.config.load.transfer_choice)."""
+    chosen = with_transfer(deployment, rdma=bool(rdma_ports()), ucx_tls=os.environ.get(UCX_TRANSPORTS))
+    if chosen.transfer.kind != deployment.transfer.kind:
+        log.info("transfer.kind: %s is %s here", deployment.transfer.kind, chosen.transfer.kind)
+    return chosen
