@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
 from kvasir.core.kv import KvSnapshotPart, TierLoad
+from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 from kvasir.core.requests import EngineLoad, EngineRequest, OutputParsing, Sampling, Timings, Usage
 from kvasir.wire import codec
@@ -93,6 +94,7 @@ PAIRS: list[tuple[Any, Any]] = [
     (Timings, requests_pb2.Timings),
     (EngineLoad, requests_pb2.EngineLoad),
     (TierLoad, requests_pb2.TierLoad),
+    (GpuLoad, requests_pb2.GpuLoad),
 ]
 """Classes with defaults, and their messages."""
 

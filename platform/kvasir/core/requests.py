@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvasir.core.kv import KvBatch, TierLoad
+from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.values import value
 
 
@@ -295,8 +296,8 @@ class EngineLoad:
 
     `kv_usage` is the fraction of KV blocks in use by running requests. Counters only grow within one worker
     epoch. Of preempted requests, `swapped_in` resumed from KV in a tier, and `recomputed` did not.
-    `transfer_peers_refused` had no valid ticket for KV. A load that comes with tokens has no `tiers`; the
-    last reported ones remain valid.
+    `transfer_peers_refused` had no valid ticket for KV. A load that comes with tokens has no `tiers` and no
+    `gpus`; the last reported ones remain valid.
     """
 
     running: int = 0
@@ -316,6 +317,7 @@ class EngineLoad:
     recomputed: int = 0
     transfer_peers_refused: int = 0
     tiers: tuple[TierLoad, ...] = ()
+    gpus: tuple[GpuLoad, ...] = ()
 
 
 @value

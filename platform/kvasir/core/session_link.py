@@ -176,6 +176,7 @@ _PARTS_BYTES = 48
 _CALL_BYTES = 32
 _LOAD_BYTES = 192
 _TIER_BYTES = 168
+_GPU_BYTES = 64
 _REQUEST_BYTES = 320
 _ADAPTER_BYTES = 40
 _Other = RouterMessage | Draining | Serving | AdapterReport
@@ -213,7 +214,8 @@ def _parts_bytes(delta: Delta) -> int:
 
 
 def _load_bytes(load: EngineLoad) -> int:
-    return _LOAD_BYTES + sum(_TIER_BYTES + _text_bytes(tier.trouble) for tier in load.tiers)
+    tiers = sum(_TIER_BYTES + _text_bytes(tier.trouble) for tier in load.tiers)
+    return _LOAD_BYTES + tiers + _GPU_BYTES * len(load.gpus)
 
 
 def _request_bytes(request: EngineRequest) -> int:

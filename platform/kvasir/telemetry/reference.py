@@ -20,8 +20,8 @@ to do when an alert fires in [RUNBOOK.md](RUNBOOK.md).
 
 A histogram has the series `NAME_bucket` (with the label `le`), `NAME_sum` and `NAME_count`. Each label has a
 closed set of values: models, SLO classes, tenants, pools and filters of `kvasir.yaml`, the workers that are
-connected, and words of the code; a value that a client sends is never one. With several edges, the values of
-all are summed, and of times the earliest is shown.
+connected, the numbers of their GPUs, and words of the code; a value that a client sends is never one. With
+several edges, the values of all are summed, and of times the earliest is shown.
 """
 _FLAG = ("1 if ", "1 while ", "1 for ")
 _UNITS = (
@@ -32,6 +32,7 @@ _UNITS = (
     ("_tokens", "tokens"),
     ("_blocks", "blocks"),
     ("_ratio", "fraction"),
+    ("_watts", "watts"),
     ("_share", "fraction"),
     ("_pressure", "fraction"),
     ("_requests", "requests"),

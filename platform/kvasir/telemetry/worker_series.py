@@ -34,6 +34,14 @@ def _tiers(views: _Views) -> Rows:
     ]
 
 
+def _gpus(views: _Views) -> Rows:
+    return [((*worker, str(gpu.index)), gpu) for worker, load in _loads(views) for gpu in load.gpus]
+
+
+def _detailed(views: _Views) -> Rows:
+    return [row for row in _gpus(views) if row[1].sm_active is not None and row[1].dram_active is not None]
+
+
 def _caches(views: _Views) -> Rows:
     return [(_worker(view), view.kv) for view in views if view.kv is not None]
 
@@ -105,6 +113,22 @@ WORKERS: tuple[SeriesTable[_Views], ...] = (
         counter("corrupt_blocks", "Blocks rejected because they were corrupt", "corrupt_blocks"),
         counter("dropped_blocks", "Blocks not written because the write queue was full", "dropped_blocks"),
         counter("failures", "Calls that failed or timed out", "failures"),
+    ),
+    SeriesTable(
+        "kvasir_worker_gpu_",
+        (*_WORKER, "gpu"),
+        _gpus,
+        gauge("busy_ratio", "Fraction of time in which a kernel ran on the GPU", "busy"),
+        gauge("memory_used_bytes", "GPU memory in use", "memory_used"),
+        gauge("memory_total_bytes", "GPU memory in total", "memory_total"),
+        gauge("power_watts", "Power that the GPU draws", "power_w"),
+    ),
+    SeriesTable(
+        "kvasir_worker_gpu_",
+        (*_WORKER, "gpu"),
+        _detailed,
+        gauge("sm_active_ratio", "Fraction of the GPU's multiprocessors that were busy", "sm_active"),
+        gauge("dram_active_ratio", "Fraction of the GPU's memory bandwidth that was used", "dram_active"),
     ),
     SeriesTable(
         "kvasir_worker_",

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvasir.core.errors import ProtocolError
 from kvasir.core.kv import KvBatch, Medium, TierLoad
+from kvasir.core.loads.gpu import MOST_GPUS, GpuLoad
 from kvasir.core.requests import (
     Delta,
     EngineLoad,
@@ -75,7 +76,8 @@ _PARTS = part(
 )
 _KV = message(KvBatch, kv_pb2.KvBatch)
 _TIER = message(TierLoad, pb.TierLoad, medium=Converter(int, lookup("tier", _TIER_MEDIA)))
-_LOAD = message(EngineLoad, pb.EngineLoad, tiers=_TIER)
+_GPU = message(GpuLoad, pb.GpuLoad)
+_LOAD = message(EngineLoad, pb.EngineLoad, tiers=_TIER, gpus=_GPU)
 
 
 def _has_end(d: Delta) -> bool:
@@ -168,4 +170,7 @@ def _decode_load(m: Any) -> EngineLoad:
     load = _LOAD.decode(m)
     if len({tier.medium for tier in load.tiers}) < len(load.tiers):
         raise ProtocolError("a load with two tiers of one medium")
+    gpus = load.gpus
+    if gpus and (len(gpus) > MOST_GPUS or len({gpu.index for gpu in gpus}) < len(gpus)):
+        raise ProtocolError(f"a load with two GPUs of one index, or with more than {MOST_GPUS}")
     return load

@@ -47,6 +47,7 @@ from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.host_memory import available_memory
 from kvasir_workers.adapters.host import AdapterHost
 from kvasir_workers.adapters.store import AdapterStore
+from kvasir_workers.engines.gpu_watched import GpuReader, GpuWatchedEngine
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.traced import TracedEngine
 from kvasir_workers.engines.vllm.setup.arguments import threads_per_rank
@@ -101,6 +102,13 @@ def build_engine(
     return VllmEngine(deployment, pool, model_path=str(folder), place=place)
 
 
+def _open_gpus(devices: int) -> GpuReader | None:
+    # vLLM is imported by its engine, which sets the environment that it reads.
+    from kvasir_workers.engines.vllm.gpu_counters import open_gpus
+
+    return open_gpus(devices)
+
+
 def adapter_host(deployment: Deployment, engine: Engine, clock: Clock) -> AdapterHost | None:
     """Return the host of adapters that are loaded at run time, None if the single-model `deployment` loads
     none."""
@@ -137,9 +145,15 @@ class WorkerNode:
     """A running worker; see kvasir_workers.pool.replica.Node."""
 
     def __init__(
-        self, engine: WatchedEngine, host: SessionHost, server: GrpcServer, endpoint: Endpoint
+        self,
+        engine: WatchedEngine,
+        serving: Engine,
+        host: SessionHost,
+        server: GrpcServer,
+        endpoint: Endpoint,
     ) -> None:
         self._engine = engine
+        self._serving = serving
         self._host = host
         self._server = server
         self._endpoint = endpoint
@@ -178,8 +192,11 @@ class WorkerNode:
             resume_window_s=spec.resume_window_s,
             heartbeat_s=spec.heartbeat_s,
         )
+        serving: Engine = engine
+        if view.pool(pool_name).gpus and view.pool(pool_name).engine.kind == "vllm":
+            serving = GpuWatchedEngine(engine, _open_gpus, clock)
         host = await SessionHost.start(
-            engine,
+            serving,
             worker_id=worker_id,
             epoch=time.time_ns() // 1000,
             clock=clock,
@@ -198,9 +215,9 @@ class WorkerNode:
         try:
             bound = await server.start()
         except ConfigError:
-            await engine.stop()
+            await serving.stop()
             raise
-        return cls(engine, host, server, Endpoint(worker_id, host_port(spec.host, bound), pool_name))
+        return cls(engine, serving, host, server, Endpoint(worker_id, host_port(spec.host, bound), pool_name))
 
     @property
     def endpoint(self) -> Endpoint:
@@ -227,7 +244,7 @@ class WorkerNode:
         self._failure.cancel()
         await self._host.close()
         await self._server.stop(STOP_GRACE_S)
-        await self._engine.stop()
+        await self._serving.stop()
 
 
 async def start_node(

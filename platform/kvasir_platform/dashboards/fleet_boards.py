@@ -110,11 +110,43 @@ _WORKERS = (
     chart("Certificate expires in", "s", (f"{_EXPIRY} - time()", "certificate"), kind="stat", width=8),
 )
 
+_GPU = "kvasir_worker_gpu_"
+_GPUS = (
+    chart(
+        "GPUs: time in which a kernel ran",
+        "percentunit",
+        *gauges("worker gpu", f"{_GPU}busy_ratio", how="max"),
+        description="A GPU that is busy all the time can still have room: see the next panel.",
+    ),
+    chart(
+        "GPUs: multiprocessors and memory bandwidth in use",
+        "percentunit",
+        *gauges(
+            "worker gpu",
+            (f"{_GPU}sm_active_ratio", "multiprocessors"),
+            (f"{_GPU}dram_active_ratio", "memory bandwidth"),
+            how="max",
+        ),
+        description="Prefill is bound by the former, decode by the latter. Hopper and later.",
+    ),
+    chart(
+        "GPUs: memory in use",
+        "percentunit",
+        ratio(gauge, f"{_GPU}memory_used_bytes", f"{_GPU}memory_total_bytes", "worker"),
+    ),
+    chart("GPUs: power", "watt", *gauges("worker gpu", f"{_GPU}power_watts", how="max")),
+)
+
 FLEET = Dashboard(
     "kvasir-fleet",
     "Kvasir: fleet and SLO",
     "Whether promises are kept, what is missed and why, and what the fleet does.",
-    (PanelRow("Promises", _PROMISES), PanelRow("Traffic", _TRAFFIC), PanelRow("Workers", _WORKERS)),
+    (
+        PanelRow("Promises", _PROMISES),
+        PanelRow("Traffic", _TRAFFIC),
+        PanelRow("Workers", _WORKERS),
+        PanelRow("GPUs", _GPUS),
+    ),
     (MODELS, POOLS, TENANTS),
 )
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
+from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.requests import EngineLoad, Role, Sampling
 from kvasir.ports.routing import RoutingTarget
 
@@ -72,8 +73,8 @@ def runs_whole(sampling: Sampling) -> bool:
 @dataclass(slots=True)
 class Worker:
     """One worker's session. `legs` maps what runs there to requests; `ghosts` are aborted legs whose last
-    delta has not come, with the time of the abort. `reported` is the worker's last load, `tiers` its last
-    state of tiers. `foreign` is the number of requests of other routers there, `foreign_waiting` those of
+    delta has not come, with the time of the abort. `reported` is the worker's last load, `tiers` and `gpus`
+    their last state. `foreign` is the number of requests of other routers there, `foreign_waiting` those of
     them that have not started. `charged` counts our requests that run there or will. `assigned` is a role
     that replaces its own; `draining` says why it takes no new work, "" if it does. `adapters` are the keys of
     those that it has loaded at run time. The fleet keeps columns of all this: report every change to it,
@@ -88,6 +89,7 @@ class Worker:
     ghosts: dict[str, float] = field(default_factory=dict)
     reported: EngineLoad | None = None
     tiers: tuple[TierLoad, ...] = ()
+    gpus: tuple[GpuLoad, ...] = ()
     foreign: int = 0
     foreign_waiting: int = 0
     own_at_report: int = 0
@@ -117,8 +119,8 @@ class Worker:
 
     @property
     def load(self) -> EngineLoad | None:
-        """The reported load with the last state of tiers; a new object for each call."""
-        return None if self.reported is None else replace(self.reported, tiers=self.tiers)
+        """The reported load with the last state of tiers and GPUs; a new object for each call."""
+        return None if self.reported is None else replace(self.reported, tiers=self.tiers, gpus=self.gpus)
 
     def free_leg_id(self, request_id: str, attempt: int) -> str:
         """Return an unused name for a leg of the request; the request's own for its first attempt."""
@@ -138,9 +140,10 @@ class Worker:
             del self.ghosts[leg_id]
 
     def report(self, load: EngineLoad) -> None:
-        """Store a load that the worker measured. Tiers that it leaves out keep their state."""
+        """Store a load that the worker measured. Tiers and GPUs that it leaves out keep their state."""
         self.reported = load
         self.tiers = load.tiers or self.tiers
+        self.gpus = load.gpus or self.gpus
         self.own_at_report = len(self.legs) + len(self.ghosts)
         self.foreign = max(0, load.running + load.waiting - self.own_at_report)
         self.foreign_waiting = min(self.foreign, load.waiting)

@@ -387,3 +387,14 @@ def test_metrics_that_are_refused_say_why(gateway: CannedGateway) -> None:
     gateway.answers["/metrics"] = (401, {})
     with pytest.raises(UpstreamError, match="asks for an API key"):
         metrics_of(Site(gateway.address))
+
+
+def test_gpus_have_columns_where_there_are_any() -> None:
+    assert "GPU" not in tables.workers(SNAPSHOT, None).columns
+    known = {"index": 0, "memory_used": 30, "memory_total": 80, "power_w": 500.0, "dram_active": None}
+    gpus = [known | {"busy": 0.9, "sm_active": 0.4}, known | {"busy": 0.8, "sm_active": None, "index": 1}]
+    status = {**SNAPSHOT.status, "workers": [worker("decode-1", gpus=gpus), worker("cpu-1")]}
+    table = tables.workers(replace(SNAPSHOT, status=status), None)
+    cells = {row[0].text: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert (cells["decode-1"]["GPU"].text, cells["decode-1"]["GPU MEM"].text) == ("60%", "38%")
+    assert (cells["cpu-1"]["GPU"].text, cells["cpu-1"]["GPU MEM"].text) == ("-", "-")

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
+from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import EngineLoad, RouteArm, SloClass, Usage
 from kvasir.native import TreeStats
@@ -51,7 +52,8 @@ SUMMARY = RequestSummary(
 def filled() -> tuple[CollectorRegistry, Metrics]:
     """Metrics with a sample in every family except those of shared rate limits."""
     metrics = Metrics(registry := CollectorRegistry(), ["m"], ["s"])
-    load = EngineLoad(tiers=(TierLoad(Medium.CPU),))
+    gpu = GpuLoad(0, sm_active=0.5, dram_active=0.5)
+    load = EngineLoad(tiers=(TierLoad(Medium.CPU),), gpus=(gpu,))
     metrics.workers([WorkerView("w", "a", "p", "ready", load=load, kv=KvStatus(KvState.EXACT, "", 0.0))])
     metrics.track_index(lambda: TreeStats(*[0] * 9))
     metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvasir.core.adapters import HeldAdapter
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.kv import KvBatch, Medium, TierLoad
+from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.locality import MAX_NAME, MAX_NICS, Locality, Nic, NicProtocol
 from kvasir.core.messages import (
     Abort,
@@ -181,7 +183,9 @@ def tier(medium: st.SearchStrategy[Medium]) -> st.SearchStrategy[TierLoad]:
 
 
 TIERS = st.lists(tier(st.sampled_from(LOWER)), max_size=3, unique_by=lambda one: one.medium).map(tuple)
-SPECIAL = {"running": U32, "waiting": U32, "kv_usage": REAL, "tiers": TIERS}
+GPU = st.builds(GpuLoad, U32, REAL, U64, U64, REAL, st.none() | REAL, st.none() | REAL)
+GPUS = st.lists(GPU, max_size=3, unique_by=lambda one: one.index).map(tuple)
+SPECIAL = {"running": U32, "waiting": U32, "kv_usage": REAL, "tiers": TIERS, "gpus": GPUS}
 LOAD = st.builds(EngineLoad, **{f.name: SPECIAL.get(f.name, U64) for f in fields(EngineLoad)})
 KV = st.builds(KvBatch, epoch=U64, sequence=U64, log=st.binary(max_size=40))
 BATCH = st.builds(StepBatch, deltas=tuples(DELTA), load=st.none() | LOAD, kv=st.none() | KV)
@@ -347,6 +351,7 @@ def test_a_welcome_with_an_unknown_role_is_a_protocol_error() -> None:
         (Timings, requests_pb2.Timings),
         (EngineLoad, requests_pb2.EngineLoad),
         (TierLoad, requests_pb2.TierLoad),
+        (GpuLoad, requests_pb2.GpuLoad),
     ],
 )
 def test_what_is_said_has_a_field_on_the_wire_for_all_of_it(ours: Any, message: Any) -> None:
@@ -368,6 +373,13 @@ def test_a_tier_that_is_no_medium_below_the_device_is_a_protocol_error(medium: i
 def test_two_tiers_of_one_medium_are_a_protocol_error() -> None:
     load = requests_pb2.EngineLoad(tiers=[requests_pb2.TierLoad(medium=2)] * 2)
     with pytest.raises(ProtocolError, match="two tiers of one medium"):
+        whole(batch_with(load))
+
+
+@pytest.mark.parametrize("indexes", [(1, 1), range(65)])
+def test_gpus_of_one_index_and_more_than_a_machine_has_are_a_protocol_error(indexes: Sequence[int]) -> None:
+    load = requests_pb2.EngineLoad(gpus=[requests_pb2.GpuLoad(index=index) for index in indexes])
+    with pytest.raises(ProtocolError, match="two GPUs of one index, or with more than 64"):
         whole(batch_with(load))
 
 

@@ -157,9 +157,9 @@ class SessionHost:
                 delta = replace(delta, request_id=request_id)  # noqa: PLW2901 - the router's own name
             parts.setdefault(session, []).append(delta)
         kv, load = self._kv.take(), batch.load
-        if load is not None and load.tiers:
+        if load is not None and (load.tiers or load.gpus):
             # Load changes would double the cost of a step; `report` sends them a few times a second.
-            load = replace(load, tiers=())
+            load = replace(load, tiers=(), gpus=())
         for session, deltas in parts.items():
             session.load = load or session.load
             self._push(session, StepBatch(tuple(deltas), load, session.defer_if_slow(kv)))

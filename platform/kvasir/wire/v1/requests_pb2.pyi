@@ -341,8 +341,26 @@ class TierLoad(_message.Message):
     readable: bool
     def __init__(self, medium: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes_used: _Optional[int] = ..., bytes_capacity: _Optional[int] = ..., loads: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., stored_blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., failures: _Optional[int] = ..., trouble: _Optional[str] = ..., readable: _Optional[bool] = ...) -> None: ...
 
+class GpuLoad(_message.Message):
+    __slots__ = ("index", "busy", "memory_used", "memory_total", "power_w", "sm_active", "dram_active")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    SM_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    DRAM_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    busy: float
+    memory_used: int
+    memory_total: int
+    power_w: float
+    sm_active: float
+    dram_active: float
+    def __init__(self, index: _Optional[int] = ..., busy: _Optional[float] = ..., memory_used: _Optional[int] = ..., memory_total: _Optional[int] = ..., power_w: _Optional[float] = ..., sm_active: _Optional[float] = ..., dram_active: _Optional[float] = ...) -> None: ...
+
 class EngineLoad(_message.Message):
-    __slots__ = ("running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased", "prefix_queries_tokens", "prefix_hits_tokens", "transfer_bytes_received", "transfers_received", "transfers_failed", "preemptions", "speculated_tokens", "accepted_tokens", "swapped_in", "recomputed", "tiers", "transfer_peers_refused")
+    __slots__ = ("running", "waiting", "kv_usage", "kv_blocks_total", "kv_blocks_leased", "prefix_queries_tokens", "prefix_hits_tokens", "transfer_bytes_received", "transfers_received", "transfers_failed", "preemptions", "speculated_tokens", "accepted_tokens", "swapped_in", "recomputed", "tiers", "transfer_peers_refused", "gpus")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +378,7 @@ class EngineLoad(_message.Message):
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_PEERS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_usage: float
@@ -377,7 +396,8 @@ class EngineLoad(_message.Message):
     recomputed: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierLoad]
     transfer_peers_refused: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_leased: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hits_tokens: _Optional[int] = ..., transfer_bytes_received: _Optional[int] = ..., transfers_received: _Optional[int] = ..., transfers_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculated_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., swapped_in: _Optional[int] = ..., recomputed: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierLoad, _Mapping]]] = ..., transfer_peers_refused: _Optional[int] = ...) -> None: ...
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuLoad]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_leased: _Optional[int] = ..., prefix_queries_tokens: _Optional[int] = ..., prefix_hits_tokens: _Optional[int] = ..., transfer_bytes_received: _Optional[int] = ..., transfers_received: _Optional[int] = ..., transfers_failed: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculated_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., swapped_in: _Optional[int] = ..., recomputed: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierLoad, _Mapping]]] = ..., transfer_peers_refused: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[GpuLoad, _Mapping]]] = ...) -> None: ...
 
 class StepBatch(_message.Message):
     __slots__ = ("deltas", "load", "kv")

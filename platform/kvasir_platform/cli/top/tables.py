@@ -90,12 +90,28 @@ def _key(cell: TopCell) -> tuple[bool, float, str]:
 def workers(now: TopSnapshot, before: Before) -> TopTable:
     """One row for each worker."""
     known = {} if before is None else {each["worker_id"]: each for each in before.status["workers"]}
-    rows = tuple(_worker(each, known.get(each["worker_id"])) for each in now.status["workers"])
-    columns = ("WORKER", "STATE", "RUN", "WAIT", "KV", "HIT", "ROLE", "POOL", "TIERS", "REASON")
-    return TopTable("workers", columns, frozenset({"RUN", "WAIT", "KV", "HIT"}), rows, "WORKER")
+    shown = now.status["workers"]
+    gpus = any((each.get("load") or {}).get("gpus") for each in shown)
+    rows = tuple(_worker(each, known.get(each["worker_id"]), gpus=gpus) for each in shown)
+    names = ("GPU", "GPU MEM") if gpus else ()
+    columns = ("WORKER", "STATE", "RUN", "WAIT", "KV", "HIT", *names, "ROLE", "POOL", "TIERS", "REASON")
+    return TopTable("workers", columns, frozenset({"RUN", "WAIT", "KV", "HIT", *names}), rows, "WORKER")
 
 
-def _worker(worker: dict[str, Any], before: dict[str, Any] | None) -> tuple[TopCell, ...]:
+def _gpu_cells(gpus: list[dict[str, Any]]) -> tuple[TopCell, ...]:
+    """How busy the GPUs of a worker are on average, their multiprocessors if the driver tells that, and how
+    much of their memory is in use."""
+    busy = [each["busy"] if each["sm_active"] is None else each["sm_active"] for each in gpus]
+    total = sum(each["memory_total"] for each in gpus)
+    return (
+        _number(sum(busy) / len(busy) if busy else None, lambda value: f"{value:.0%}"),
+        _number(
+            sum(each["memory_used"] for each in gpus) / total if total else None, lambda value: f"{value:.0%}"
+        ),
+    )
+
+
+def _worker(worker: dict[str, Any], before: dict[str, Any] | None, *, gpus: bool) -> tuple[TopCell, ...]:
     load, kv, health = (worker.get(part) or {} for part in ("load", "kv", "health"))
     earlier = (before or {}).get("load") or {}
     state = str(worker.get("state", "?"))
@@ -112,6 +128,7 @@ def _worker(worker: dict[str, Any], before: dict[str, Any] | None) -> tuple[TopC
         _number(load.get("waiting")),
         _number(usage, lambda value: f"{value:.0%}"),
         _number(found / looked_up if looked_up > 0 else None, lambda value: f"{value:.0%}"),
+        *(_gpu_cells(load.get("gpus") or []) if gpus else ()),
         _text(str(worker.get("assigned") or worker.get("role") or _NONE)),
         _text(str(worker.get("pool", "?"))),
         _text(tiers_cell(load)),

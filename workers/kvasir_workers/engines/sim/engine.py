@@ -247,7 +247,7 @@ class SimEngine:
         loads = [rank.scheduler.load() for rank in self._ranks]
         if len(loads) == 1:
             return loads[0]
-        names = [field.name for field in fields(EngineLoad) if field.name != "tiers"]
+        names = [field.name for field in fields(EngineLoad) if field.name not in ("tiers", "gpus")]
         summed = {name: sum(getattr(load, name) for load in loads) for name in names}
         summed["kv_usage"] /= len(loads)
         return EngineLoad(**summed)

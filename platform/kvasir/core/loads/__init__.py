@@ -1,0 +1,1 @@
+"""What parts of a worker report of their use."""
