@@ -377,4 +377,4 @@ def trace_id_of(summary: RequestSummary) -> str:
     context = summary.trace_context
     if not context:
         return ""
-    return recorded_parent(context, slow_or_failed=slo_miss(summary) is not None)[3:35]
+    return recorded_parent(context, slow_or_failed=summary.slo_met is False)[3:35]

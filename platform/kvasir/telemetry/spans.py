@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.ports.clock import Rng
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.missed_slo import slo_miss
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
 
 if TYPE_CHECKING:
@@ -80,7 +79,8 @@ class SpanRecorder:
             TraceContextTextMapPropagator,
         )
 
-        self._rng = random.SystemRandom() if rng is None else rng
+        # Ids have to be unique, not secret, and the system's generator takes ten times as long.
+        self._rng = random.Random() if rng is None else rng  # noqa: S311
         self._share = share
         self._ids = SpanIds(self._rng)
         self._provider = tracer_provider(processor, {"service.name": service}, self._ids)
@@ -110,7 +110,8 @@ class SpanRecorder:
         `trace` is the context from `begin`, `now_s` the current reading of the clock of the summaries, and
         `admitted_s` its reading when the gateway submitted the requests to the router.
         """
-        if not recorded_parent(trace.onward, slow_or_failed=any(map(slo_miss, summaries))):
+        missed = any(summary.slo_met is False for summary in summaries)
+        if not recorded_parent(trace.onward, slow_or_failed=missed):
             return
         offset = self._wall_ns() - int(now_s * _NS)
 
