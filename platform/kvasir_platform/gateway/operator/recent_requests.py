@@ -14,6 +14,8 @@ from kvasir_platform.gateway.openai.schema.operation import StatusProblem
 _RECENT_S = 60.0
 _LEAST = 10
 """Requests from which there is something to say."""
+_MOST = 500
+"""The most that are judged of a model, the newest: the console reads the page every second."""
 _SHARE = 0.1
 """The share of requests that break a promise from which it is a problem."""
 _ON_ONE = 0.7
@@ -46,17 +48,17 @@ _ITL: Mapping[str, tuple[str, str]] = {
 
 
 def problems_of_requests(ended: Sequence[RequestSummary], now: float) -> Iterator[StatusProblem]:
-    """Yield what is wrong with each model. `ended` are the requests that ended last, in any order, and `now`
-    reads the clock of their times."""
+    """Yield what is wrong with each model. `ended` are the requests that ended last, of each model from the
+    earliest to the latest, and `now` reads the clock of their times."""
     by_model: dict[str, tuple[list[RequestSummary], list[RequestSummary]]] = {}
     for summary in ended:
         earlier, recent = by_model.setdefault(summary.model, ([], []))
         (recent if now - summary.finished_s <= _RECENT_S else earlier).append(summary)
     for model, (earlier, recent) in by_model.items():
         if len(recent) >= _LEAST:
-            yield from _misses(model, recent)
+            yield from _misses(model, recent[-_MOST:])
             yield from _cold(model, earlier, recent)
-            yield from _cross_role(model, recent)
+            yield from _cross_role(model, recent[-_MOST:])
 
 
 def _misses(model: str, recent: Sequence[RequestSummary]) -> Iterator[StatusProblem]:

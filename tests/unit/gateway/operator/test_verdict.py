@@ -222,6 +222,12 @@ FAULTS = [
         "5 of the last 20 requests to llama failed, most of them with worker_lost",
     ),
     (
+        with_ended(*[replace(ENDED, outcome="worker_lost")] * 900, *[ENDED] * 400, *[late(ENDED, 2.0)] * 100),
+        "degraded",
+        "slow_first_tokens",
+        "100 of the last 500 requests to llama missed their promised time to first token",
+    ),
+    (
         with_ended(*[late(ENDED, 2.0, prefill_done_s=92.5), late(ELSEWHERE, 2.0, prefill_done_s=92.5)] * 5),
         "degraded",
         "slow_first_tokens",
