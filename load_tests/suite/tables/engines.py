@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.kit.models.architectures import MODELS as TINY_MODELS
+
 from load_tests.suite.scenario import ANY, Scenario, names
 from load_tests.suite.tables.paths import (
     CLUSTER,
@@ -171,18 +173,11 @@ AGREEMENT = Scenario(
     minutes=20,
 )
 
-_MODELS = (
-    *("llama", "qwen2", "qwen3", "qwen3-moe", "mixtral", "phi3", "mistral-sliding", "gemma2", "gemma3"),
-    *("gpt-oss", "cohere2", "llama4", "deepseek-v3", "qwen3-next", "lfm2", "granite-hybrid", "granite"),
-    *("olmoe", "falcon", "gpt2", "llama-no-template", "llama-awq", "llama-gptq", "llama-w4a16"),
-    *("llama-fp8", "llama-int8", "bert", "qwen3-embedding", "bert-reranker"),
-)
-
 MODELS = Scenario(
     "models",
     "make bench-models",
     "load_tests.scenarios.models",
-    names(f"{{model}}, {ANY}", model=_MODELS),
+    names(f"{{model}}, {ANY}", model=(each.name for each in TINY_MODELS)),
     (*ENGINES, *ROUTER, "platform/kvasir/checkpoint/**/*.py", *measuring("scenarios/models/*.py")),
     lines=MODULES,
     minutes=75,

@@ -198,6 +198,10 @@ _FAULTS = (
     "lost role",
     "partition",
     "tier in trouble",
+    "stalls",
+    "moved streams",
+    "fragmented KV",
+    "stopped control",
     "failing workers",
 )
 

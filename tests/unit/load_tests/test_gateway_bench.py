@@ -204,12 +204,20 @@ def test_a_measurement_that_failed_gives_no_figure_but_its_reason() -> None:
     assert samples.wrong == {"dynamo, 100 B": "BenchError: nothing came"}
 
 
+class Letters(Texts):
+    """Texts that are made and not read."""
+
+    def take(self, chars: int) -> str:
+        return "a" * chars
+
+
 def test_whole_requests_are_counted_by_the_tokens_of_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (bodies, client):
         monkeypatch.setattr(module, "MEAN_OUTPUT", 10)
     monkeypatch.setattr(client, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(client, "Texts", Letters)
     argv = [sys.executable, "-m", "load_tests.scenarios.gateway.http_worker", "2"]
     worker = Child("worker", argv, tmp_path)
     try:
@@ -224,7 +232,7 @@ def test_whole_requests_are_counted_by_the_tokens_of_the_window(
 
 
 def test_no_two_whole_requests_begin_alike() -> None:
-    requests = bodies.MeanRequests(Texts(), 64)
+    requests = bodies.MeanRequests(Letters(), 64)
     taken = [json.loads(requests.take()) for _ in range(600)]
     beginnings = {each["messages"][0]["content"][:8] for each in taken}
     assert len(beginnings) == len(taken)
