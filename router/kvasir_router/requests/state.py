@@ -340,12 +340,15 @@ def says_something(delta: Delta) -> bool:
 
 
 def error_of(delta: Delta) -> KvasirError:
-    """The error of a failed leg: a RequestError if the client must fix it, and no reason to retry."""
+    """The error of a failed leg: a RequestError if the client must fix it, and no reason to retry; a
+    CapacityError, which says when to retry, if the worker has no room."""
     code = delta.error or "worker_failed"
     message = delta.error_message or f"the worker ended the request ({delta.finish or 'without KV'})"
     reason = REASONS.get(code)
     if reason is not None and 400 <= reason.status < 500:
         return RequestError(message, status=reason.status, code=code)
+    if reason is not None and reason.status == 503:
+        return CapacityError(message, code=code)
     return UpstreamError(message, code=code)
 
 

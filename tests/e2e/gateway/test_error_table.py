@@ -73,13 +73,32 @@ CAUSED: dict[str, bytes] = {
 CAUSED_OPEN = {"origin_not_allowed", "too_many_client_connections"}
 FROM_ELSEWHERE = get("/v1/models", "Origin: https://elsewhere.example\r\n")
 
-#: What the router or a worker says of a request: whatever a client sends, it may hear these.
+#: What the router or a worker says of a request: whatever a client sends, it may hear these. Here they are
+#: said by a scripted router; what can be caused without a real engine is, in the file named below.
 PASSED_ON = frozenset(
     code for code, reason in REASONS.items() if reason.status >= 500 and code not in CAUSED
 ) | {"tenant_queue_full", "tenant_over_share", "request_too_large", "invalid_request"}
 
 #: Walked by tests of their own, because they take a deployment, a pace or a state of their own.
 ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "worker_failed",
+            "engine_dead",
+            "worker_overloaded",
+            "worker_draining",
+            "transfer_failed",
+            "protocol_error",
+            "internal_error",
+            "duplicate_request",
+            "request_too_large",
+            "invalid_request",
+            "no_workers",
+            "queue_full",
+            "tenant_queue_full",
+        ),
+        "tests/e2e/gateway/test_error_causes.py",
+    ),
     "header_timeout": "tests/e2e/gateway/test_hostile_clients.py",
     "body_timeout": "tests/e2e/gateway/test_hostile_clients.py",
     "slow_reader": "tests/e2e/gateway/test_hostile_clients.py",
