@@ -1,0 +1,1 @@
+"""Images in prompts: their place in the tokens, what identifies them, and what their headers say."""
