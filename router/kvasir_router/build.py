@@ -50,7 +50,8 @@ HURRIED_HEARTBEATS = 1.6
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:
     """The hashes of the prompt's whole blocks: see `prompt_names`."""
-    return prompt_names(request.model, request.salt, request.adapter or "", request.tokens, block_size)
+    adapter, images = request.adapter or "", request.images
+    return prompt_names(request.model, request.salt, adapter, request.tokens, block_size, images=images)
 
 
 def make_machine(

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
 from kvasir.core.identity import PROTOCOL_VERSION
-from kvasir.core.messages import Abort, Draining, Hello, ReleaseLeases, RouterFrame
+from kvasir.core.images.prompts import PromptImage
+from kvasir.core.messages import Abort, Draining, Hello, ReleaseLeases, RouterFrame, Submit
 from kvasir.core.requests import EngineLoad, FinishReason, Leg, StepBatch
 from kvasir.core.session_link import LinkLimits
 from kvasir.ports.session import ConnectionLost, RouterConnection, WorkerConnection
@@ -587,6 +589,23 @@ def test_large_submits_travel_in_parts_and_a_request_beyond_the_limit_is_refused
         with pytest.raises(RequestError) as caught:
             tiny.session.send(bench.submit(("x", 1, 1)))
         assert caught.value.code == "request_too_large"
+
+    play(scenario)
+
+
+def test_images_that_a_worker_has_not_acknowledged_end_no_session(play: Play) -> None:
+    async def scenario(bench: Any, network: MemoryNetwork) -> None:
+        host, engine = await bench.host()
+        network.listen("w", host.serve)
+        router = bench.router(network, "w", limits=SessionLimits(link=LINK))
+        await router.ready()
+        image = PromptImage(0, 1, bytes(32), bytes(LINK.tail_bytes // 3))
+        for n in range(8):
+            (request,) = bench.submit((str(n), n, 1)).requests
+            router.session.send(Submit((replace(request, images=(image,)),)))
+        await router.ended(*map(str, range(8)))
+        assert engine.submitted == [str(n) for n in range(8)]
+        assert not any(isinstance(event, SessionLost) for event in router.events)
 
     play(scenario)
 

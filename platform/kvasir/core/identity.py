@@ -114,7 +114,7 @@ class WorkerIdentity:
     all ranks of one replica, 0 if unknown. Workers with the same `shared_tier` (address and block properties)
     use the same remote tier; "" for none. `locality` is that of the replica's first node. `work` are the
     sizes of its model, None if unknown. `any_role`: whether its engine runs whole requests, whatever its
-    role is.
+    role is. `images`: whether it takes requests with images.
     """
 
     worker_id: str
@@ -143,6 +143,7 @@ class WorkerIdentity:
     locality: Locality = NOWHERE
     work: ModelWork | None = None
     any_role: bool = False
+    images: bool = False
 
 
 def registration_conflicts(

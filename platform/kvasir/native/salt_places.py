@@ -12,10 +12,13 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from kvasir.core.images.prompts import PromptImage
 from kvasir.native import chain_hashes, root_hash
+from kvasir.native.image_marks import mark_images
 
 SALT_KEY = "kvasir-salt:"
 """Beginning of the key that an engine adds to the hash of the block at a salt's place."""
@@ -52,13 +55,24 @@ def prompt_root(model: str, salt: str, adapter: str) -> int:
     return root_hash(model, "" if salt_place(salt) is not None else salt, adapter)
 
 
-def prompt_names(model: str, salt: str, adapter: str, tokens: array[int], block_size: int) -> array[int]:
-    """Return the names of a prompt's whole blocks, which no other model, salt or adapter shares, except those
-    of a shared prefix."""
+def prompt_names(
+    model: str,
+    salt: str,
+    adapter: str,
+    tokens: array[int],
+    block_size: int,
+    *,
+    images: Sequence[PromptImage] = (),
+) -> array[int]:
+    """Return the names of a prompt's whole blocks, which no other model, salt, adapter or image shares,
+    except those of a shared prefix."""
     place = salt_place(salt)
-    if place is not None:
+    if place is not None or images:
         tokens = tokens[:]
+    if place is not None:
         mark_place(tokens, 0, place, block_size)
+    if images:
+        mark_images(tokens, images, salt, block_size)
     return chain_hashes(tokens, block_size, prompt_root(model, salt, adapter))
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvasir.core.errors import ProtocolError
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.requests import (
     Constraint,
     Continuation,
@@ -64,6 +65,7 @@ _REQUEST = message(
     handoff=HANDOFF,
     continuation=message(Continuation, pb.Continuation),
     parsing=message(OutputParsing, pb.Parsing),
+    images=message(PromptImage, pb.Image),
 )
 
 

@@ -17,7 +17,7 @@ from kvasir_router.index import FleetIndex
 
 _MOST = 64
 
-_Key = tuple[str, str | None, frozenset[str]]
+_Key = tuple[str, str | None, bool, frozenset[str]]
 
 
 class Selections:
@@ -77,7 +77,7 @@ class Selections:
     ) -> Selection:
         if prefilled_on is not None:
             return self._select(request, prefilled_on).without(without, but=prefilled_on)
-        key = (request.model, request.adapter, without)
+        key = (request.model, request.adapter, bool(request.images), without)
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= _MOST:
@@ -103,5 +103,5 @@ class Selections:
         return (
             worker.state is WorkerState.READY
             and worker.identity.model == request.model
-            and worker.has(request.adapter)
+            and worker.takes(request)
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
 from kvasir.core.loads.gpu import GpuLoad
-from kvasir.core.requests import EngineLoad, Role, Sampling
+from kvasir.core.requests import EngineLoad, Request, Role, Sampling
 from kvasir.ports.routing import RoutingTarget
 
 
@@ -99,6 +99,10 @@ class Worker:
     def has(self, adapter: str | None) -> bool:
         """Whether requests with this adapter, None for the model alone, can run there."""
         return adapter is None or adapter in self.adapters or adapter in self.identity.adapters
+
+    def takes(self, request: Request) -> bool:
+        """Whether the request can run there, as far as its adapter and its images are concerned."""
+        return self.has(request.adapter) and (self.identity.images or not request.images)
 
     @property
     def role(self) -> Role:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvBatch, Medium
 from kvasir.core.requests import token_ids
 from kvasir.native import PrefixTree
@@ -50,18 +51,35 @@ class KvFollower:
         """Blocks on one rank's device."""
         return self._tree.held(self._groups[rank], Medium.DEVICE)
 
-    def blocks(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:
+    def blocks(
+        self,
+        tokens: Sequence[int],
+        rank: int = 0,
+        salt: str = "",
+        adapter: str | None = None,
+        *,
+        images: Sequence[PromptImage] = (),
+    ) -> int:
         """Number of leading blocks of `tokens` that a rank holds."""
         identity = self._identity
         depths = array("I", bytes(16 * len(self._groups)))
-        names = prompt_names(identity.model, salt, adapter or "", token_ids(tokens), identity.kv.block_size)
+        size = identity.kv.block_size
+        names = prompt_names(identity.model, salt, adapter or "", token_ids(tokens), size, images=images)
         self._tree.match(names, depths)
         return depths[len(Medium) * self._groups[rank]]
 
-    def hit(self, tokens: Sequence[int], rank: int = 0, salt: str = "", adapter: str | None = None) -> int:
+    def hit(
+        self,
+        tokens: Sequence[int],
+        rank: int = 0,
+        salt: str = "",
+        adapter: str | None = None,
+        *,
+        images: Sequence[PromptImage] = (),
+    ) -> int:
         """Number of cached prompt tokens on a rank: whole blocks, never including the last token."""
         size = self._identity.kv.block_size
-        return min(self.blocks(tokens, rank, salt, adapter), (len(tokens) - 1) // size) * size
+        return min(self.blocks(tokens, rank, salt, adapter, images=images), (len(tokens) - 1) // size) * size
 
     def _begin_anew(self) -> None:
         self._tree = PrefixTree(_CAPACITY, 0)

@@ -87,6 +87,7 @@ class Engine:
             block_hashes=keys,
             cache_salt=None,
             lora_request=None,
+            mm_features=(),
             kv_transfer_params=None,
             skip_reading_prefix_cache=False,
         )

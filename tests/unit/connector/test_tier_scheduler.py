@@ -12,9 +12,11 @@ from typing import Any, Literal
 import pytest
 
 from kvasir.config.spec.tiers import TiersSpec
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvEventKind, Medium
 from kvasir.native import chain_hashes, root_hash
 from kvasir.native._twin import records
+from kvasir.native.salt_places import prompt_names
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
@@ -40,6 +42,7 @@ class Request:
     kv_transfer_params: dict[str, Any] | None = None
     cache_salt: str | None = None
     lora_request: Any = None
+    mm_features: Sequence[Any] = ()
     num_preemptions: int = 0
     skip_reading_prefix_cache: bool = False
 
@@ -502,6 +505,17 @@ def test_routers_hear_the_names_that_they_use(make: Make) -> None:
     assert (entry.kind, entry.medium, entry.parent) == (KvEventKind.STORED, Medium.CPU, root_hash("m", "s"))
     assert entry.names == names
     assert not engine.side.has_pending_work()
+
+
+def test_routers_hear_the_names_of_blocks_with_images(make: Make) -> None:
+    image = PromptImage(5, 6, b"digest", b"")
+    place = SimpleNamespace(offset=image.offset, length=image.length)
+    feature = SimpleNamespace(identifier=image.key("s"), mm_position=place)
+    engine = make()
+    engine.serve(Request("first", prompt(17), cache_salt="s", mm_features=(feature,)))
+    (entry,) = [entry for log in engine.side.take_logs() for entry in records(log)]
+    assert entry.names == prompt_names("m", "s", "", array("I", prompt(16)), SIZE, images=(image,))
+    assert entry.names != prompt_names("m", "s", "", array("I", prompt(16)), SIZE)
 
 
 def test_figures_come_when_they_changed_and_not_with_every_step(make: Make) -> None:

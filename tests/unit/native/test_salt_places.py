@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvasir.native import Shadow, root_hash
 from kvasir.native.salt_places import SaltPlace, mark_place, prompt_names, salt_after, salt_place
-from kvasir_workers.engines.vllm.events.placed_salts import with_marked_places
+from kvasir_workers.engines.vllm.events.block_marks import with_marks
 
 BLOCK = 4
 TOKENS = array("I", range(100, 140))
@@ -91,7 +91,7 @@ def logged(payloads: list[bytes]) -> list[int]:
     """The names that a worker's record gives to the blocks of these events."""
     shadow = Shadow(1, lambda salt, adapter: root_hash("m", salt, adapter))
     for payload in payloads:
-        shadow.ingest(0, with_marked_places(payload))
+        shadow.ingest(0, with_marks(payload))
     log, at = shadow.take_log(), 0
     made: list[int] = []
     while at < len(log):
@@ -120,4 +120,4 @@ def test_the_record_of_an_adapter_keeps_its_name() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"kvasir-salt:", msgspec.msgpack.encode([0, ["kvasir-salt:"]])])
 def test_what_is_no_event_is_left_to_the_record(payload: bytes) -> None:
-    assert with_marked_places(payload) == payload
+    assert with_marks(payload) == payload

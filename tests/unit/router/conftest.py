@@ -28,6 +28,7 @@ def make_identity() -> MakeIdentity:
         dtype: str = "f32",
         adapters: tuple[str, ...] = (),
         ranks: int = 1,
+        images: bool = False,
     ) -> WorkerIdentity:
         return WorkerIdentity(
             worker_id=worker_id,
@@ -45,6 +46,7 @@ def make_identity() -> MakeIdentity:
             transfer="fake",
             adapters=adapters,
             data_parallel_size=ranks,
+            images=images,
         )
 
     return make

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvasir.core.adapters import HeldAdapter
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvBatch, Medium, TierLoad
 from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.locality import MAX_NAME, MAX_NICS, Locality, Nic, NicProtocol
@@ -113,6 +114,9 @@ PARSING = st.builds(
     reasoning=st.booleans(),
     template_kwargs=TEXT,
 )
+IMAGE = st.builds(
+    PromptImage, offset=U32, length=U32, digest=st.binary(max_size=4), data=st.binary(max_size=4)
+)
 REQUEST = st.builds(
     EngineRequest,
     request_id=IDENT,
@@ -127,6 +131,7 @@ REQUEST = st.builds(
     trace_context=TEXT,
     tier_tokens=U32,
     parsing=st.none() | PARSING,
+    images=tuples(IMAGE),
 ) | st.builds(
     EngineRequest,
     request_id=IDENT,

@@ -157,8 +157,20 @@ class Continuation(_message.Message):
     text_length: int
     def __init__(self, output_tokens: _Optional[int] = ..., text_length: _Optional[int] = ...) -> None: ...
 
+class Image(_message.Message):
+    __slots__ = ("offset", "length", "digest", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    length: int
+    digest: bytes
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class EngineRequest(_message.Message):
-    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing", "second_text_at")
+    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing", "second_text_at", "images")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +185,7 @@ class EngineRequest(_message.Message):
     TIER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARSING_FIELD_NUMBER: _ClassVar[int]
     SECOND_TEXT_AT_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: bytes
     sampling: Sampling
@@ -187,7 +200,8 @@ class EngineRequest(_message.Message):
     tier_tokens: int
     parsing: Parsing
     second_text_at: int
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., second_text_at: _Optional[int] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., second_text_at: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

@@ -10,6 +10,7 @@ import pytest
 
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import Hardware, WorkerIdentity
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostRates, RateBook
@@ -122,6 +123,15 @@ def test_an_adapter_is_served_only_where_it_is_loaded(stage: Stage) -> None:
     stage.join("plain")
     stage.join("tuned", adapters=("lora",))  # type: ignore[arg-type]  # goes to the identity
     assert stage.look(ask(adapter="lora")).targets == (RoutingTarget("tuned"),)
+    assert len(stage.look(ask())) == 2
+
+
+def test_images_go_only_to_workers_that_say_they_take_them(stage: Stage) -> None:
+    stage.join("old")
+    stage.join("new", images=True)
+    assert len(stage.look(ask())) == 2
+    images = (PromptImage(0, 1, b"digest", b"data"),)
+    assert stage.look(ask(images=images)).targets == (RoutingTarget("new"),)
     assert len(stage.look(ask())) == 2
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from kvasir.config.spec.tiers import TiersSpec
 from kvasir.native import chain_hashes
+from kvasir.native.image_marks import mark_image
 from kvasir.native.salt_places import mark_place, prompt_root, salt_place
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
@@ -40,6 +41,7 @@ class TierRequest(Protocol):
     num_preemptions: int
     cache_salt: str | None
     lora_request: Any
+    mm_features: Sequence[Any]
     kv_transfer_params: dict[str, Any] | None
     skip_reading_prefix_cache: bool
 
@@ -283,6 +285,9 @@ class TierScheduler:
             tokens = array("I", request.all_token_ids[len(names) * size : last * size])
             if (place := salt_place(salt)) is not None:
                 mark_place(tokens, len(names), place, size)
+            for image in request.mm_features:
+                at = image.mm_position
+                mark_image(tokens, at.offset - len(names) * size, at.length, image.identifier, size)
             names.extend(chain_hashes(tokens, size, names[-1] if names else root))
         return [
             TierBlock(bytes(request.block_hashes[at]), names[at], names[at - 1] if at else root)

@@ -319,5 +319,6 @@ class SimEngine:
             data_parallel_size=limits.ranks,
             reports_kv=self._holdings is not None,
             any_role=True,
+            images=True,
             golden=self._golden,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvasir.native.image_marks import mark_image
 from kvasir.native.salt_places import mark_place
 from kvasir_workers.engines.sim.blocks import BlockPool
 from kvasir_workers.engines.sim.reporting import CacheReport
@@ -62,6 +63,8 @@ class SequenceMemory:
             tokens = sequence.tokens[first * size : full * size]
             if place is not None:
                 mark_place(tokens, first, place, size)
+            for image, key in sequence.images:
+                mark_image(tokens, image.offset - first * size, image.length, key, size)
             self._report.stored(
                 sequence.hashes[first - 1] if first else None,
                 sequence.hashes[first:full],

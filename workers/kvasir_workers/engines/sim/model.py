@@ -65,6 +65,10 @@ class Context:
         drawn = "" if sampling.temperature == 0 else f"{sampling.seed}/{index}"
         self._digest = hashlib.blake2b(f"{seed}/{adapter or ''}/{drawn}".encode(), digest_size=16)
 
+    def see(self, digest: bytes) -> None:
+        """Append an image of the prompt, before its tokens."""
+        self._digest.update(digest)
+
     def extend(self, tokens: array[int]) -> None:
         """Append many tokens."""
         self._digest.update(tokens.tobytes())

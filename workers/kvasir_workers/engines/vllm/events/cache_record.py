@@ -38,9 +38,9 @@ class CacheRecord:
         self._events: KvEvents | None = None
         self.holdings = Holdings(self._ranks, partial(root_hash, deployment.model.name))
 
-    def open(self, epoch: int) -> EventEndpoints:
-        """Listen, before the engine starts; return the endpoints to publish to. Raise ConfigError if the
-        sockets cannot be created."""
+    def open(self, epoch: int, *, images: bool = False) -> EventEndpoints:
+        """Listen, before the engine starts; return the endpoints to publish to. `images`: prompts may have
+        some. Raise ConfigError if the sockets cannot be created."""
         self._directory = Path(tempfile.mkdtemp(prefix="kvasir-kv-"))
         endpoints = EventEndpoints(self._directory)
         if max(map(len, endpoints.of_rank(self._ranks))) > _ENDPOINT_BYTES:
@@ -48,7 +48,11 @@ class CacheRecord:
             raise ConfigError(f"TMPDIR: {tempfile.gettempdir()} is too long for a socket's path; shorten it")
         self.holdings.begin(epoch, incomplete="the engine starts")
         self._events = KvEvents(
-            self.holdings, endpoints, self._ranks, backlog=self._backlog, places_salts=self._places_salts
+            self.holdings,
+            endpoints,
+            self._ranks,
+            backlog=self._backlog,
+            marks=images or self._places_salts,
         )
         return endpoints
 

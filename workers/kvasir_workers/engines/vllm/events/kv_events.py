@@ -19,8 +19,8 @@ from functools import partial
 import msgspec
 import zmq
 
+from kvasir_workers.engines.vllm.events.block_marks import with_marks
 from kvasir_workers.engines.vllm.events.event_order import EventOrder
-from kvasir_workers.engines.vllm.events.placed_salts import with_marked_places
 from kvasir_workers.engines.vllm.setup.arguments import EVENT_BACKLOG, EventEndpoints
 from kvasir_workers.server.holdings import Holdings
 
@@ -39,8 +39,8 @@ class KvEvents:
     """Subscribes to `ranks` publishers and writes to `holdings`. All methods run on one event loop.
 
     `lost` is set while the contents of a rank are partly unknown, as at the start; `holdings` must then be
-    incomplete. `backlog` bounds the pending messages of a rank. With `places_salts`, the engine's salts may
-    begin after a shared prefix.
+    incomplete. `backlog` bounds the pending messages of a rank. With `marks`, the engine's salts may
+    begin after a shared prefix, or its prompts may have images.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class KvEvents:
         ranks: int,
         *,
         backlog: int = EVENT_BACKLOG,
-        places_salts: bool = False,
+        marks: bool = False,
     ) -> None:
         self._holdings = holdings
-        self._places_salts = places_salts
+        self._marks = marks
         self._context = zmq.Context()
         self._doubtful = set(range(ranks))
         self._exact = asyncio.Event()
@@ -98,8 +98,8 @@ class KvEvents:
         self._context.destroy(linger=0)
 
     def _take(self, rank: int, payload: bytes) -> None:
-        if self._places_salts:
-            payload = with_marked_places(payload)
+        if self._marks:
+            payload = with_marks(payload)
         try:
             self._holdings.ingest(rank, payload)
         except ValueError as error:
