@@ -17,14 +17,14 @@ from kvasir_workers.engines.vllm.setup.arguments import environment
 
 
 class Reference:
-    """One engine of the model in `folder`, with the LoRA `adapter`. Each call is a separate batch."""
+    """One engine of the model in `folder`, with the LoRA `adapter`, if any. Each call is a separate batch."""
 
-    def __init__(self, folder: Path, adapter: Path, *, max_model_len: int) -> None:
+    def __init__(self, folder: Path, adapter: Path | None, *, max_model_len: int) -> None:
         from vllm import LLM
         from vllm.envs import disable_envs_cache
         from vllm.lora.request import LoRARequest
 
-        self._adapter = LoRARequest("adapter", 1, str(adapter))
+        self._adapter = None if adapter is None else LoRARequest("adapter", 1, str(adapter))
         self._llm = LLM(
             model=str(folder),
             dtype="float32",
@@ -33,19 +33,22 @@ class Reference:
             kv_cache_memory_bytes=32 << 20,
             max_num_seqs=16,
             enforce_eager=True,
-            enable_lora=True,
-            max_lora_rank=8,
             disable_log_stats=True,
+            **({} if adapter is None else {"enable_lora": True, "max_lora_rank": 8}),
         )
         # Other tests of this process set variables of their own while the engine is there.
         disable_envs_cache()
 
-    def generate(self, prompt: Sequence[int], *, adapted: bool = False, **sampling: Any) -> Any:
-        """The RequestOutput for token ids; `sampling` are vLLM's SamplingParams."""
+    def generate(
+        self, prompt: Sequence[int], *, adapted: bool = False, images: Sequence[Any] = (), **sampling: Any
+    ) -> Any:
+        """The RequestOutput for token ids, with one placeholder for each of the PIL `images`; `sampling` are
+        vLLM's SamplingParams."""
         from vllm import SamplingParams
 
+        pictures = {"multi_modal_data": {"image": list(images)}} if images else {}
         (done,) = self._llm.generate(
-            [{"prompt_token_ids": list(prompt)}],
+            [{"prompt_token_ids": list(prompt), **pictures}],
             SamplingParams(**sampling),
             use_tqdm=False,
             lora_request=self._adapter if adapted else None,
@@ -58,7 +61,7 @@ class Reference:
 
 
 @contextmanager
-def reference(folder: Path, adapter: Path, *, max_model_len: int) -> Iterator[Reference]:
+def reference(folder: Path, adapter: Path | None, *, max_model_len: int) -> Iterator[Reference]:
     """A running reference; its environment variables are restored at the end."""
     before = dict(os.environ)
     deployment = Deployment()

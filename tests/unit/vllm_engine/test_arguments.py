@@ -404,6 +404,18 @@ def test_an_engine_publishes_its_kv_events_only_where_it_is_told() -> None:
     assert {made["buffer_steps"], made["hwm"], made["max_queue_size"]} == {EVENT_BACKLOG}
 
 
+def test_the_number_of_images_is_limited_for_models_that_take_them_only() -> None:
+    deployment = one_pool()
+    made = engine_arguments(
+        deployment, deployment.pools[0], model_path="/m", platform="cpu", takes_images=True
+    )
+    assert made["limit_mm_per_prompt"] == {"image": 8, "video": 0, "audio": 0}
+    assert made["mm_processor_cache_gb"] == 0
+    assert not {"limit_mm_per_prompt", "mm_processor_cache_gb"} & set(arguments(deployment))
+    variables = environment(deployment, deployment.pools[0], cpus=1, platform="cpu")
+    assert variables["VLLM_MAX_IMAGE_PIXELS"] == str(1 << 24)
+
+
 def test_salts_are_placed_by_engines_of_deployments_with_shared_prefixes_only() -> None:
     declared = TenancySpec(shared_prefixes=(SharedPrefixSpec(name="help", text="x"),))
     made = arguments(one_pool().model_copy(update={"tenancy": declared}))["structured_outputs_config"]

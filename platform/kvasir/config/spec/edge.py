@@ -142,6 +142,22 @@ class BatchesSpec(Spec):
         return self
 
 
+class ImagesSpec(Spec):
+    """Images in requests, of models that take images. Gateways and workers check the limits; a change of
+    `max_images` or `max_pixels` restarts workers."""
+
+    max_images: int = Field(default=8, ge=0, le=256)
+    """Maximum images of a request. 0: images are refused."""
+    max_bytes: int = Field(default=4 << 20, ge=1024, le=64 << 20)
+    """Maximum bytes of an image file. A request is also bounded by `max_body_bytes`, in which a data URL
+    takes four bytes for three of the image."""
+    max_pixels: int = Field(default=1 << 24, ge=1, le=1 << 28)
+    """Maximum width times height of an image, which takes three bytes a pixel in a worker."""
+    max_held_bytes: int = Field(default=256 << 20, ge=1024)
+    """Maximum bytes of the images of all requests in flight, in each process that serves HTTP. Beyond it,
+    requests with images get 503."""
+
+
 class GatewaySpec(Spec):
     """The HTTP gateway."""
 
@@ -173,6 +189,7 @@ class GatewaySpec(Spec):
     console: ConsoleSpec = ConsoleSpec()
     responses: ResponsesSpec = ResponsesSpec()
     batches: BatchesSpec = BatchesSpec()
+    image_inputs: ImagesSpec = ImagesSpec()
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_bodies_bytes: int = Field(default=512 << 20, ge=1024)
     """Maximum bytes of bodies that are received or queued, over all connections."""

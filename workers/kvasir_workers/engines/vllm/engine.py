@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kvasir.checkpoint.image_tokens import ImageRule, image_rule
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest
@@ -58,6 +59,7 @@ class VllmEngine(VllmReplica[LegStream]):
         self._leases: dict[str, None] = {}
         self._preparing = Preparing(self._ready, self._fail)
         self._record: CacheRecord | None = None
+        self._images: ImageRule | None = None
         if pool.engine.kv_events and pool.engine.prefix_caching:
             self._record = CacheRecord(deployment, pool, self._clock)
         self._held = False
@@ -107,7 +109,9 @@ class VllmEngine(VllmReplica[LegStream]):
 
     def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
         self._epoch = epoch
-        events = None if self._record is None else self._record.open(epoch)
+        self._images = image_rule(self._model_path)
+        takes_images = self._images is not None
+        events = None if self._record is None else self._record.open(epoch, images=takes_images)
         return engine_arguments(
             self._deployment,
             self._pool,
@@ -116,6 +120,7 @@ class VllmEngine(VllmReplica[LegStream]):
             movement=movement_of(self._deployment, self._model_path),
             events=events,
             place=self._place,
+            takes_images=takes_images,
         )
 
     def _endless(self) -> list[asyncio.Task[None]]:
@@ -131,7 +136,8 @@ class VllmEngine(VllmReplica[LegStream]):
 
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
         runtime, llm, deployment, pool = self._vllm(), self._llm, self._deployment, self._pool
-        self._preparing.start(runtime.preparer(llm, pool.engine), runtime.REFUSED)
+        images = self._deployment.gateway.image_inputs
+        self._preparing.start(runtime.preparer(llm, pool.engine, self._images, images), runtime.REFUSED)
         length = min(_WARM_UP_PROMPT_TOKENS, llm.model_config.max_model_len - _WARM_UP_OUTPUT_TOKENS)
         copies = pool.engine.data_parallel_size
         warm_up = [1] * max(1, length)
@@ -151,6 +157,7 @@ class VllmEngine(VllmReplica[LegStream]):
             epoch=epoch,
             tokenizer_digest=digest,
             reports_kv=self._record is not None,
+            images=self._images is not None and images.max_images > 0,
         )
 
     async def _begin_empty(self) -> None:
@@ -225,7 +232,7 @@ class VllmEngine(VllmReplica[LegStream]):
         stream.lease_id = f"{request.request_id}#{self._legs_seen}"
         return await self._llm.add_request(
             request.request_id,
-            runtime.prompt(request),
+            runtime.prompt(request) if prepared is None or prepared.prompt is None else prepared.prompt,
             runtime.sampling_params(
                 request,
                 lease_id=stream.lease_id,

@@ -12,13 +12,13 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from kvasir.core.requests import EngineRequest, StructuredOutput
+from kvasir.core.requests import EngineRequest, Leg, StructuredOutput
 from kvasir_workers.engines.continued import continued_tokens
 from kvasir_workers.engines.vllm.output import continuation
 from kvasir_workers.engines.vllm.output.parsing import ChoiceParser, Parsers, Understanding
@@ -38,7 +38,8 @@ _MAX_INLINE_CHOICES = 4
 class Prepared:
     """The parameters of vLLM for a leg besides its sampling, and the parsers of its choices, none for a leg
     without parsing. `reasoning_ended` and `reasoning_parser_kwargs` are for AsyncLLM.add_request: whether the
-    rule applies from the first token on, and the arguments of the engine core's own reasoning parser."""
+    rule applies from the first token on, and the arguments of the engine core's own reasoning parser.
+    `prompt` is vLLM's input for a prompt with images, None for a prompt of tokens only."""
 
     parsers: tuple[ChoiceParser, ...] = ()
     structured: StructuredOutputsParams | None = None
@@ -46,6 +47,7 @@ class Prepared:
     spaces_between_special_tokens: bool | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    prompt: Any = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -67,19 +69,27 @@ class Prepared:
         return params | {name: value for name, value in changed.items() if value is not None}
 
 
-class Preparer:
-    """Prepares legs of one engine."""
+class ImagePreparer(Protocol):
+    """See kvasir_workers.engines.vllm.runtime.image_prompts."""
 
-    def __init__(self, parsers: Parsers, rules: StructuredRules) -> None:
+    async def prompt(self, request: EngineRequest, threads: Executor) -> Any: ...
+
+
+class Preparer:
+    """Prepares legs of one engine. `images` is None for a model that takes none."""
+
+    def __init__(self, parsers: Parsers, rules: StructuredRules, images: ImagePreparer | None = None) -> None:
         self._parsers = parsers
         self._rules = rules
+        self._images = images
+        self._one_with_images = asyncio.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvasir-prepare")
         self._judged: _Kept[StructuredOutputsParams] = _Kept()
         self._understood: _Kept[Understanding] = _Kept()
 
     def at_once(self, request: EngineRequest) -> Prepared | None:
         """Return the preparation if it takes microseconds, as for cached options; None otherwise."""
-        if request.continuation is not None or request.sampling.n > _MAX_INLINE_CHOICES:
+        if request.images or request.continuation is not None or request.sampling.n > _MAX_INLINE_CHOICES:
             return None
         if request.parsing is None:
             rule = request.sampling.structured
@@ -99,17 +109,31 @@ class Preparer:
 
         try:
             async with asyncio.timeout(TIME_LIMIT_S):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                prepared = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                if not request.images:
+                    return prepared
+                begun.clear()
+                # Decoded images are large, and vLLM processes those of one request at a time.
+                async with self._one_with_images:
+                    begun.set()
+                    return replace(prepared, prompt=await self._with_images(request))
         except TimeoutError:
             if begun.is_set():
                 raise
-            raise Busy("the worker is busy with tools and schemas of other requests") from None
+            raise Busy("the worker is busy with tools, schemas and images of other requests") from None
 
     def close(self) -> None:
         """Do not wait: a thread may be in a compiler that does not end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    async def _with_images(self, request: EngineRequest) -> Any:
+        if self._images is None:
+            raise ValueError("the model of this worker takes no images")
+        return await self._images.prompt(request, self._threads)
+
     def _work(self, request: EngineRequest) -> Prepared:
+        if request.leg is Leg.PREFILL:
+            return Prepared()
         rule = request.sampling.structured
         structured = None if rule is None else structured_params(rule)
         understood = None

@@ -95,8 +95,11 @@ class LegStream:
 
     @property
     def wants_preparing(self) -> bool:
-        """A prefill leg generates nothing that could follow a rule or be parsed."""
+        """A prefill leg generates nothing that could follow a rule or be parsed; every leg needs the
+        images."""
         request = self.request
+        if request.images:
+            return True
         if request.leg not in (Leg.FULL, Leg.DECODE):
             return False
         return request.parsing is not None or request.sampling.structured is not None

@@ -19,8 +19,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from kvasir.checkpoint.image_tokens import ImageRule
 from kvasir.config.load.support import Platform
 from kvasir.config.spec.deployment import EngineSpec
+from kvasir.config.spec.edge import ImagesSpec
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.requests import EngineRequest, Leg, Sampling
 from kvasir_workers.engines.continued import continued_tokens
@@ -29,6 +31,7 @@ from kvasir_workers.engines.vllm.output.parsing import Parsers
 from kvasir_workers.engines.vllm.output.preparing import Prepared, Preparer
 from kvasir_workers.engines.vllm.output.stream import pull_of
 from kvasir_workers.engines.vllm.output.structured import StructuredRules, VettedParams
+from kvasir_workers.engines.vllm.runtime.image_prompts import ImagePrompts
 from kvasir_workers.engines.vllm.setup.arguments import compilers
 from kvasir_workers.engines.vllm.setup.golden import engine_golden
 from kvasir_workers.engines.vllm.setup.load import LoadRecorder
@@ -79,9 +82,9 @@ def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
     return made
 
 
-def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:
-    """Return the engine's preparer. Raise ValueError if the parsers do not work with the engine's
-    tokenizer."""
+def preparer(llm: AsyncLLM, engine: EngineSpec, rule: ImageRule | None, limits: ImagesSpec) -> Preparer:
+    """Return the engine's preparer; `rule` is None for a model that takes no images. Raise ValueError if the
+    parsers do not work with the engine's tokenizer."""
     tokenizer, model_config = llm.tokenizer, llm.model_config
     parsers = Parsers(
         tokenizer,
@@ -96,7 +99,7 @@ def preparer(llm: AsyncLLM, engine: EngineSpec) -> Preparer:
         model_config=model_config,
         tokenizer=tokenizer,
     )
-    return Preparer(parsers, rules)
+    return Preparer(parsers, rules, None if rule is None else ImagePrompts(llm, rule, limits))
 
 
 async def shut_down(llm: AsyncLLM) -> None:

@@ -92,6 +92,7 @@ def engine_arguments(
     movement: KvMovement | None = None,
     events: EventEndpoints | None = None,
     place: NodePlace | None = None,
+    takes_images: bool = False,
 ) -> dict[str, Any]:
     """Return keyword arguments of vLLM's AsyncEngineArgs, except that `structured_outputs_config`,
     `kv_transfer_config` and `kv_events_config` are dicts of keyword arguments of StructuredOutputsConfig,
@@ -147,6 +148,8 @@ def engine_arguments(
             arguments["disable_hybrid_kv_cache_manager"] = True
     if events is not None:
         arguments["kv_events_config"] = _events(events)
+    if takes_images:
+        arguments |= _images(deployment)
     arguments |= engine.args
     if not engine.complete_outputs:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), CUT_OFF: True}
@@ -168,6 +171,7 @@ def environment(
         # The address where the ranks of one replica connect: local while they are on one node.
         "VLLM_HOST_IP": "127.0.0.1" if place is None else place.address,
         "HF_HUB_OFFLINE": "1",
+        "VLLM_MAX_IMAGE_PIXELS": str(deployment.gateway.image_inputs.max_pixels),
         "TOKENIZERS_PARALLELISM": "false",
     }
     if platform == "cpu":
@@ -257,6 +261,16 @@ def _lora(deployment: Deployment) -> dict[str, Any]:
     if slots is None:
         return {}
     return {"enable_lora": True, "max_loras": slots.count, "max_lora_rank": slots.rank}
+
+
+def _images(deployment: Deployment) -> dict[str, Any]:
+    most = deployment.gateway.image_inputs.max_images
+    return {
+        "limit_mm_per_prompt": {"image": most, "video": 0, "audio": 0},
+        # vLLM's front and core each have a copy of the cache of processed images, which agree only if every
+        # processed request reaches the core, and in order. Here a leg can end before it does.
+        "mm_processor_cache_gb": 0,
+    }
 
 
 def _events(events: EventEndpoints) -> dict[str, Any]:

@@ -33,6 +33,7 @@ async def identity_of(
     epoch: int,
     tokenizer_digest: str,
     reports_kv: bool,
+    images: bool = False,
 ) -> WorkerIdentity:
     """Return the identity of `llm`, vLLM's AsyncLLM, as reported by its ranks. `runtime` is the engine's
     module that uses it, and `model_path` the model's own folder, before any quantization. An embed pool
@@ -59,6 +60,7 @@ async def identity_of(
         adapters=tuple(each.name for each in deployment.lora),
         data_parallel_size=copies,
         reports_kv=reports_kv,
+        images=images,
         any_role=not embeds and answers_alike(deployment, pool),
         hardware=hardware_of(
             shares[0]["device"], devices=pool.engine.ranks, element_bytes=shares[0]["element_bytes"]
