@@ -392,8 +392,23 @@ async def test_a_background_response_that_cannot_begin_is_an_error_at_once(start
         ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_parameter"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input",
+            "unsupported_modality",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "input[0].content[0].type",
             "unsupported_modality",
+        ),
+        (
+            {"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+            "invalid_value",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+            "input[0].content[0].file_id",
+            "unsupported_parameter",
         ),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_parameter"),
         ({"input": []}, "input", "invalid_value"),

@@ -100,6 +100,12 @@ FAILURE_REASONS = (
     ),
     Reason("tokenizer_busy", 503, "Too many long prompts are queued for tokenization.", "Retry shortly."),
     Reason(
+        "images_busy",
+        503,
+        "Images of other requests take `gateway.image_inputs.max_held_bytes`.",
+        "Retry shortly.",
+    ),
+    Reason(
         "api_keys_unavailable",
         503,
         "The router has not read the API keys in Redis since it started.",

@@ -16,7 +16,36 @@ REQUEST_REASONS = (
         "The API has the field, but this server does not support it.",
         "Remove it.",
     ),
-    Reason("unsupported_modality", 400, "Images, audio, video or files were sent.", "Send text only."),
+    Reason(
+        "unsupported_modality",
+        400,
+        "Audio, video or files were sent, or images to a model that takes none here.",
+        "Send what the model takes; the message names it.",
+    ),
+    Reason(
+        "invalid_image",
+        400,
+        "An image is no data URL in base64, is damaged, or of another format than PNG, JPEG, GIF and WebP.",
+        "See `param`; the message has the reason.",
+    ),
+    Reason(
+        "image_too_large",
+        400,
+        "An image has more bytes or pixels than `gateway.image_inputs` allows.",
+        "Send a smaller one; the message has the limit.",
+    ),
+    Reason(
+        "too_many_images",
+        400,
+        "A request has more images than `gateway.image_inputs.max_images`.",
+        "Send fewer; the message has the limit.",
+    ),
+    Reason(
+        "image_url_refused",
+        400,
+        "An image is a URL from which this server does not fetch.",
+        "Send the image as a data URL.",
+    ),
     Reason(
         "unsupported_task",
         400,

@@ -1,7 +1,7 @@
 """Decodes bodies of the Messages API strictly, with errors that name the invalid field.
 
 A server tool or a block that needs one is refused by its name, because a client that offers it relies on it;
-so are images and documents, as in chats.
+so are documents, and images in results of tools.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from kvasir_platform.gateway.openai.schema.limits import bad, check_depth, check
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
 _COUNT = msgspec.json.Decoder(CountTokensBody)
 _ASSISTANTS = (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
+_USERS = (ImageBlock, ToolResultBlock)
 
 _Body = TypeVar("_Body", bound=PromptFields)
 
@@ -100,11 +101,12 @@ def _check_tools(body: PromptFields) -> None:
 def _check_blocks(message: InputMessage, number: int) -> None:
     for i, block in enumerate(message.content):
         where = f"messages[{number}].content[{i}]"
-        if isinstance(block, ImageBlock | DocumentBlock):
+        if isinstance(block, DocumentBlock):
             raise _text_only(block, where)
+        if isinstance(block, _USERS) and message.role != "user":
+            kind = block.__struct_config__.tag
+            raise bad(f"{kind} is allowed in messages of the user only.", f"{where}.type")
         if isinstance(block, ToolResultBlock):
-            if message.role != "user":
-                raise bad("tool_result is allowed in messages of the user only.", f"{where}.type")
             for j, part in enumerate(block.content or ()):
                 if isinstance(part, ImageBlock | DocumentBlock):
                     raise _text_only(part, f"{where}.content[{j}]")

@@ -38,10 +38,28 @@ class TextBlock(Struct, tag_field="type", tag="text", kw_only=True, forbid_unkno
     citations: IgnoredList | None = None
 
 
-class ImageBlock(Struct, tag_field="type", tag="image", kw_only=True, frozen=True):
-    """An image, declared only to be refused."""
+class Base64Source(
+    Struct, tag_field="type", tag="base64", kw_only=True, forbid_unknown_fields=True, frozen=True
+):
+    """An image file in base64."""
 
-    source: NotServed = None
+    media_type: Annotated[str, Meta(pattern=r"^image/[a-z0-9.+-]{1,64}$")]
+    data: str
+
+
+class UrlSource(Struct, tag_field="type", tag="url", kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """Where an image is."""
+
+    url: str
+
+
+class ImageBlock(
+    Struct, tag_field="type", tag="image", kw_only=True, forbid_unknown_fields=True, frozen=True
+):
+    """An image, in messages of the user."""
+
+    source: Base64Source | UrlSource
+    cache_control: IgnoredObject | None = None
 
 
 class DocumentBlock(Struct, tag_field="type", tag="document", kw_only=True, frozen=True):

@@ -14,6 +14,7 @@ from kvasir_platform.gateway.anthropic.schema import (
     AnyToolChoice,
     ClientTool,
     CountTokensBody,
+    ImageBlock,
     InputBlock,
     InputMessage,
     MessagesBody,
@@ -27,12 +28,14 @@ from kvasir_platform.gateway.anthropic.schema import (
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
 from kvasir_platform.gateway.openai.schema.chat import (
     ChatBody,
     ContentPart,
     Function,
     FunctionCalled,
+    ImageUrl,
     Message,
     NamedFunction,
     NamedTool,
@@ -118,8 +121,23 @@ def _users(blocks: Sequence[InputBlock]) -> list[Message]:
         for block in blocks
         if isinstance(block, ToolResultBlock)
     ]
+    parts = [
+        ContentPart(type="image_url", image_url=ImageUrl(url=_image_url(block)))
+        if isinstance(block, ImageBlock)
+        else ContentPart(type="text", text=block.text)
+        for block in blocks
+        if isinstance(block, ImageBlock | TextBlock)
+    ]
     texts = _texts(blocks)
-    return [*made, Message(role="user", content=_content(texts))] if texts or not made else made
+    said = parts if len(texts) < len(parts) else _content(texts)
+    return [*made, Message(role="user", content=said)] if parts or not made else made
+
+
+def _image_url(block: ImageBlock) -> str:
+    source = block.source
+    if isinstance(source, UrlSource):
+        return source.url
+    return f"data:{source.media_type};base64,{source.data}"
 
 
 def _assistants(blocks: Sequence[InputBlock]) -> Message:

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvasir.checkpoint.image_tokens import ImageRule
 from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.edge import ImagesSpec
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Role
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInputs:
+    """How many tokens the model makes of images, and the limits on them."""
+
+    rule: ImageRule
+    limits: ImagesSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCapabilities:
     """What a model does: it generates, or its pools of role embed make embeddings or compute classes. `tools`
     and `reasoning`: whether the workers have the model's parsers for them. `client_templates`: whether
-    clients may bring chat templates of their own."""
+    clients may bring chat templates of their own. `images` is None for a model that takes none."""
 
     generates: bool = True
     embeds: bool = False
@@ -25,15 +35,19 @@ class ModelCapabilities:
     tools: bool = False
     reasoning: bool = False
     client_templates: bool = False
+    images: ImageInputs | None = None
 
 
 TEXT_ONLY = ModelCapabilities()
 """Text as it comes."""
 
 
-def model_capabilities(deployment: Deployment, *, classifies: bool = False) -> ModelCapabilities:
+def model_capabilities(
+    deployment: Deployment, *, classifies: bool = False, rule: ImageRule | None = None
+) -> ModelCapabilities:
     """Return the capabilities of a single-model `deployment`: those that all of its pools for that work
-    share. `classifies`: the model computes classes in the place of embeddings."""
+    share. `classifies`: the model computes classes in the place of embeddings. `rule` is that of the model's
+    images, None if it takes none."""
     speaking = [pool.engine for pool in deployment.pools if pool.role in (Role.DECODE, Role.BOTH)]
     return ModelCapabilities(
         generates=bool(speaking),
@@ -42,6 +56,7 @@ def model_capabilities(deployment: Deployment, *, classifies: bool = False) -> M
         tools=bool(speaking) and all(engine.tool_parser is not None for engine in speaking),
         reasoning=bool(speaking) and all(engine.reasoning_parser is not None for engine in speaking),
         client_templates=deployment.api.trust_chat_templates,
+        images=None if rule is None else ImageInputs(rule, deployment.gateway.image_inputs),
     )
 
 

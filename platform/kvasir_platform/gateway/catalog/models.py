@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kvasir.checkpoint.image_tokens import ImageRule
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
 from kvasir.config.load.model_files import Matryoshka
 from kvasir.config.spec.deployment import Deployment
@@ -43,14 +44,16 @@ class EdgeModel:
         matryoshka: Matryoshka | None = None,
         defaults: SamplingDefaults = NEUTRAL,
         classifier: Classifier | None = None,
+        *,
+        images: ImageRule | None = None,
     ) -> EdgeModel:
         """Return the model of a single-model deployment, whose `max_model_len` is a number. Models with the
-        same tokenizer may share a pool."""
+        same tokenizer may share a pool. `images` is None for a model that takes none."""
         return cls(
             name=view.model.name,
             context=view.model.context_length,
             adapters=tuple(lora.name for lora in view.lora),
-            capabilities=model_capabilities(view, classifies=classifier is not None),
+            capabilities=model_capabilities(view, classifies=classifier is not None, rule=images),
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),
             matryoshka=matryoshka,
             defaults=defaults,

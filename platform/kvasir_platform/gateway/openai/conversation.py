@@ -59,7 +59,12 @@ def _assistants(message: Message, number: int, texts: JsonTexts) -> TemplateMess
 def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, str]]:
     if content is None or isinstance(content, str):
         return content or ""
-    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+    return [
+        {"type": "text", "text": part.text or part.refusal or ""}
+        if part.image_url is None
+        else {"type": "image"}
+        for part in content
+    ]
 
 
 def _calls(message: Message, path: str, texts: JsonTexts) -> list[dict[str, Any]]:

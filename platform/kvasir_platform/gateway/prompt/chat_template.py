@@ -91,6 +91,7 @@ class ChatTemplate:
         self._takes_parts = self._takes_strings = True
         self._takes_strings = self._probe(_PROBE)
         self._takes_parts = self._probe([{"type": "text", "text": _PROBE}])
+        self.takes_images = self._takes_parts and self._places_images()
         self._of_clients = lru_cache(_CLIENT_TEMPLATES)(self._compiled)
 
     @classmethod
@@ -166,6 +167,18 @@ class ChatTemplate:
     def _compiled(self, source: str) -> ChatTemplate:
         return ChatTemplate(source, self._special, self._now)
 
+    def _places_images(self) -> bool:
+        """Return whether the template shows where an image is."""
+        text = {"type": "text", "text": _PROBE}
+        try:
+            plain, pictured = (
+                self.render([{"role": "user", "content": content}], {})
+                for content in ([text], [{"type": "image"}, text])
+            )
+        except RequestError:
+            return False
+        return len(pictured) > len(plain)
+
     def _probe(self, content: str | list[dict[str, str]]) -> bool:
         """Return whether the template itself handles content of this form."""
         try:
@@ -231,6 +244,8 @@ def _tagged(message: Message) -> Message:
         return {**message, "content": content + _CONTINUED}
     if not content:
         raise _not_continued("it has no content")
+    if "text" not in content[-1]:
+        raise _not_continued("it ends with an image")
     return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _CONTINUED}]}
 
 

@@ -31,8 +31,9 @@ from kvasir_platform.gateway.openai.schema.structured import (
 
 
 class InputPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """One part of an item: `input_text`, `output_text`, `refusal`, `summary_text` or `reasoning_text`. What
-    an answer adds to a part is accepted, so that output can be sent back as it is."""
+    """One part of an item: `input_text`, `output_text`, `refusal`, `summary_text`, `reasoning_text`, or
+    `input_image` with a data URL, whose `detail` has no effect. What an answer adds to a part is accepted, so
+    that output can be sent back as it is."""
 
     type: str
     text: str | None = None
@@ -41,13 +42,13 @@ class InputPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, o
     logprobs: list[JsonObject] | None = None
     #: What OpenAI's client adds to output that it has parsed: ignored.
     parsed: Any = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
-    detail: NotServed = None
     file_data: NotServed = None
     file_id: NotServed = None
     file_url: NotServed = None
     filename: NotServed = None
-    image_url: NotServed = None
     input_audio: NotServed = None
 
 

@@ -16,6 +16,7 @@ from kvasir_platform.gateway.openai.schema.chat import (
     ContentPart,
     Function,
     FunctionCalled,
+    ImageUrl,
     Message,
     NamedFunction,
     NamedTool,
@@ -174,14 +175,17 @@ def _plain(message: Message) -> str:
 def _content(content: str | list[InputPart] | None) -> str | list[ContentPart]:
     if content is None or isinstance(content, str):
         return content or ""
-    if len(content) == 1:
+    if len(content) == 1 and content[0].image_url is None:
         return content[0].text or content[0].refusal or ""
-    return [
-        ContentPart(type="refusal", refusal=part.refusal)
-        if part.type == "refusal"
-        else ContentPart(type="text", text=part.text)
-        for part in content
-    ]
+    return [_part(part) for part in content]
+
+
+def _part(part: InputPart) -> ContentPart:
+    if part.image_url is not None:
+        return ContentPart(type="image_url", image_url=ImageUrl(url=part.image_url))
+    if part.type == "refusal":
+        return ContentPart(type="refusal", refusal=part.refusal)
+    return ContentPart(type="text", text=part.text)
 
 
 def _text(content: str | list[InputPart] | None) -> str:

@@ -27,6 +27,7 @@ from kvasir_platform.gateway.openai.calls import (
 )
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
+from kvasir_platform.gateway.openai.schema.image_parts import HeldImages, with_images
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody, TokenizeBody
 from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
 from kvasir_platform.gateway.serving.answering import answer_of
@@ -48,6 +49,10 @@ _MAX_INLINE_TEXT = 256 << 10
 
 class GenerateApi(RoutedApi):
     """POST /v1/chat/completions and /v1/completions."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        super().__init__(context)
+        self._held = HeldImages(context.deployment.gateway.image_inputs.max_held_bytes)
 
     def chat(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
@@ -90,6 +95,7 @@ class GenerateApi(RoutedApi):
             answers=answers,
             asked=context.models.find(body.model) if route is None else route.served,
             stored_bytes=stored_bytes,
+            held=self._held,
             route=route,
         ).start()
 
@@ -103,6 +109,7 @@ class GenerateCall(RoutedCall):
         "_asked",
         "_body",
         "_call",
+        "_held",
         "_lines",
         "_requests",
         "_route",
@@ -121,6 +128,7 @@ class GenerateCall(RoutedCall):
         answers: AnswerFormat,
         asked: Served,
         stored_bytes: int,
+        held: HeldImages,
         route: RequestRoute | None = None,
     ) -> None:
         super().__init__(context, active, caller, exchange, served=asked, salt=body.cache_salt or "")
@@ -131,6 +139,7 @@ class GenerateCall(RoutedCall):
         self._place = wanted_place(exchange.request.headers, caller)
         self._requests: list[Request] = []
         self._stored_bytes = stored_bytes
+        self._held = held
         self._route = route
         if route is not None:
             self._lines = exchange.lines
@@ -197,6 +206,7 @@ class GenerateCall(RoutedCall):
             replaced=None if self._route is None else self._replaced,
             trace=self._trace,
         )
+        self._held.hold(call.image_bytes)
         self._begin(generation, charge)
         if filtered is not None:
             filtered.bind(generation.end_choice, generation.broken)
@@ -237,9 +247,9 @@ class GenerateCall(RoutedCall):
             self.failed(error)
 
     def _shadowed(self, route: RequestRoute) -> ShadowCopy | None:
-        """Return a copy of the call for the shadow of its route, None for none."""
+        """Return a copy of the call for the shadow of its route, None for none: images are not copied."""
         traffic = self._context.traffic
-        if traffic is None or route.routed.shadow is None or not route.first:
+        if traffic is None or route.routed.shadow is None or not route.first or self._call.images:
             return None
         return traffic.shadows.copy_of(
             route.routed,
@@ -251,6 +261,7 @@ class GenerateCall(RoutedCall):
         )
 
     def _ended(self, generation: Generation, copy: ShadowCopy | None = None) -> None:
+        self._held.drop(self._call.image_bytes)
         self.caller.turned_away(generation.error)
         self._end(generation)
         if copy is not None:
@@ -314,6 +325,9 @@ class GenerateCall(RoutedCall):
         made = []
         for i, prompt in enumerate(call.prompts):
             tokens = next(remaining) if isinstance(prompt, str) else prompt
+            images = call.images
+            if images and (inputs := self._served.model.capabilities.images) is not None:
+                tokens, images = with_images(tokens, images, inputs)
             tokens = truncated(tokens, call.truncation, context, max(1, call.sampling.max_tokens or 1))
             wanted = call.sampling
             if self._answers.fits_output:
@@ -331,6 +345,7 @@ class GenerateCall(RoutedCall):
                     sampling=sampling,
                     session=self._session,
                     parsing=call.parsing,
+                    images=images,
                 )
             )
         return made

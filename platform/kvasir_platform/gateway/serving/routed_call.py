@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.requests import (
     EMPTY_SAMPLING,
     OutputParsing,
@@ -123,6 +124,7 @@ class RoutedCall(ServedCall):
         session: str = "",
         parsing: OutputParsing | None = None,
         second_text_at: int | None = None,
+        images: tuple[PromptImage, ...] = (),
     ) -> Request:
         """Return the router's request for a prompt; `number` is its place in a call with several."""
         salt, prefixes = self._salt, self._prefixes
@@ -149,6 +151,7 @@ class RoutedCall(ServedCall):
             key=self.exchange.key,
             worker=self._place.worker,
             second_text_at=second_text_at,
+            images=images,
         )
 
     def _begin(self, run: RoutedRun, charge: Charge) -> None:

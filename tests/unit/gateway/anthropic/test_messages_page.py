@@ -10,7 +10,6 @@ from kvasir_platform.gateway.anthropic.schema import (
     ClientTool,
     CountTokensBody,
     DocumentBlock,
-    ImageBlock,
     InputBlock,
     MessagesBody,
     MessagesMetadata,
@@ -42,7 +41,7 @@ def served() -> dict[str, str]:
     fields |= states(OutputConfig, "output_config.")
     fields |= states(ClientTool, "tools[].")
     for block in get_args(InputBlock):
-        state = "refused" if block in (ImageBlock, DocumentBlock) else "supported"
+        state = "refused" if block is DocumentBlock else "supported"
         if block is RedactedThinkingBlock:
             state = "ignored"
         fields[f"content[]: {block.__struct_config__.tag}"] = state

@@ -82,7 +82,12 @@ def test_what_coding_agents_send_is_accepted() -> None:
         ({"messages": said({"type": "txt", "text": "x"})}, "invalid_value", "messages[0].content[0].type"),
         ({"messages": said({"text": "x"})}, "missing_parameter", "messages[0].content[0].type"),
         ({"messages": said({"type": "text"})}, "missing_parameter", "messages[0].content[0].text"),
-        ({"messages": said(IMAGE)}, "unsupported_modality", "messages[0].content[0].type"),
+        ({"messages": said({"type": "image"})}, "missing_parameter", "messages[0].content[0].source"),
+        (
+            {"messages": [{"role": "assistant", "content": [IMAGE]}]},
+            "invalid_value",
+            "messages[0].content[0].type",
+        ),
         (
             {"messages": said({"type": "document", "source": {"type": "text", "data": "x"}, "title": "t"})},
             "unsupported_modality",

@@ -24,16 +24,24 @@ from kvasir_platform.gateway.openai.schema.limits import (
 from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
 
 
+class ImageUrl(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """An image as a data URL. `detail` has no effect: each model has one way to take an image."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """One part of a message's content: `text` (also as `input_text` and `output_text`) or `refusal`."""
+    """One part of a message's content: `text` (also as `input_text` and `output_text`), `refusal`, or in
+    messages of the user `image_url`."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | None = None
 
     audio_url: NotServed = None
     file: NotServed = None
-    image_url: NotServed = None
     input_audio: NotServed = None
     video_url: NotServed = None
 

@@ -28,7 +28,7 @@ from kvasir_platform.gateway.openai.schema.texts import (
     TokenizeBody,
 )
 
-_MODALITIES = ("audio_url", "file", "image_url", "input_audio", "video_url")
+_MODALITIES = ("audio_url", "file", "input_audio", "video_url")
 _PARTS: dict[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
 #: Default values of unsupported fields, other than empty ones; they are accepted.
@@ -210,7 +210,7 @@ def _check_message(message: Message, number: int) -> None:
             raise missing(f"messages[{number}].content")
     elif not isinstance(content, str):
         for i, part in enumerate(content):
-            _check_part(part, f"messages[{number}].content[{i}]")
+            _check_part(part, f"messages[{number}].content[{i}]", message.role)
 
 
 def _refuse_assistants_fields(message: Message, number: int) -> None:
@@ -238,13 +238,27 @@ def _speaks_otherwise(message: Message) -> bool:
     )
 
 
-def _check_part(part: ContentPart, where: str) -> None:
+def _check_image(part: ContentPart, where: str, role: str) -> None:
+    if part.type != "image_url":
+        raise bad("image_url is allowed in parts of type image_url only.", f"{where}.image_url")
+    if part.image_url is None:
+        raise missing(f"{where}.image_url")
+    if part.text is not None or part.refusal is not None:
+        raise bad("A part has one content: send the text as a part of its own.", where)
+    if role != "user":
+        raise bad("Images are allowed in messages of the user only.", f"{where}.type")
+
+
+def _check_part(part: ContentPart, where: str, role: str) -> None:
     kind, beside = part.type, _MODALITIES_VALUES(part)
     if kind in _MODALITIES or any(beside):
         other, at = (kind, "type") if kind in _MODALITIES else (_named(_MODALITIES, beside),) * 2
         raise RequestError(
-            f"Only text is supported, not {other}.", code="unsupported_modality", param=f"{where}.{at}"
+            f"Text and images are supported, not {other}.", code="unsupported_modality", param=f"{where}.{at}"
         )
+    if kind == "image_url" or part.image_url is not None:
+        _check_image(part, where, role)
+        return
     field = _PARTS.get(kind)
     if field is None:
         raise bad(f"Unknown content part {kind!r}.", f"{where}.type")

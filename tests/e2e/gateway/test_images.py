@@ -1,0 +1,285 @@
+"""Images in chats: over gateway, router and simulated engines, whose KV depends on the images."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+from tests.kit.gateway.http_edge import listening
+from tests.kit.image_files import bomb, data_url, png
+from tests.kit.models.vision import IMAGE_TOKENS, make_vision_tokenizer
+
+from kvasir.checkpoint.image_tokens import FixedTokens
+from kvasir.clock import MonotonicClock
+from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
+from kvasir.config.spec.edge import ImagesSpec
+from kvasir.core.requests import Role
+from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
+from kvasir_platform.gateway.start import make_gateway, make_metrics
+from kvasir_platform.sim.cluster import Cluster
+
+BLOCK = 16
+RED, BLUE = png(8, 8, (255, 0, 0)), png(8, 8, (0, 0, 255))
+LIMITS = ImagesSpec(max_images=3, max_bytes=4096, max_pixels=1000)
+TEXT = "What is in this picture, and which colours does it have? Answer in one short sentence, please. " * 2
+ENGINE = EngineSpec(kind="sim", block_size=BLOCK)
+WHOLE = (PoolSpec(name="serve", role=Role.BOTH, replicas=2, engine=ENGINE),)
+APART = tuple(PoolSpec(name=role.value, role=role, engine=ENGINE) for role in (Role.PREFILL, Role.DECODE))
+
+
+def seen(*images: bytes, text: str = TEXT) -> list[Any]:
+    """Messages with images before their text."""
+    parts = [{"type": "image_url", "image_url": {"url": data_url(each)}} for each in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+@dataclass
+class Viewer:
+    """A client of a model that takes images, and its fleet."""
+
+    cluster: Cluster
+    client: openai.AsyncOpenAI
+    address: str
+
+    async def ask(self, messages: list[Any], **more: Any) -> tuple[str, int, int]:
+        """The answer, the tokens of the prompt, and the whole blocks of it that were cached, which are those
+        that the router expected."""
+        raw = await self.client.chat.completions.with_raw_response.create(
+            model="kvasir-tiny", messages=messages, max_tokens=8, temperature=0, **more
+        )
+        done = raw.parse()
+        assert done.usage is not None
+        assert done.usage.prompt_tokens_details is not None
+        cached = done.usage.prompt_tokens_details.cached_tokens or 0
+        decided = await self.decision(str(raw.headers["x-request-id"]))
+        assert decided["predicted_cached_tokens"] == cached
+        return done.choices[0].message.content or "", done.usage.prompt_tokens, cached // BLOCK
+
+    async def decision(self, request_id: str) -> Any:
+        reader, writer = await asyncio.open_connection(*self.address.split(":"))
+        writer.write(f"GET /decisions/{request_id} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n".encode())
+        page = (await reader.read()).partition(b"\r\n\r\n")[2]
+        writer.close()
+        return json.loads(page)["decisions"][0]
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer of any endpoint."""
+        reader, writer = await asyncio.open_connection(*self.address.split(":"))
+        data = json.dumps({"model": "kvasir-tiny", **body}).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        answer = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+        writer.close()
+        return answer
+
+    async def refused(self, messages: list[Any], **more: Any) -> Any:
+        """The error of a chat that is refused: its code, field and message."""
+        with pytest.raises(openai.APIStatusError) as caught:
+            await self.client.chat.completions.create(model="kvasir-tiny", messages=messages, **more)
+        body: Any = caught.value.body
+        return body["code"], body["param"], body["message"]
+
+
+Opened = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def vision_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelTokenizer, int]:
+    folder = tmp_path_factory.mktemp("vision")
+    placeholder = make_vision_tokenizer(folder)
+    return ModelTokenizer.from_folder(folder, Deployment().tokenizer), placeholder
+
+
+@pytest.fixture
+def opened(vision_tokenizer: tuple[ModelTokenizer, int]) -> Opened:
+    tokenizer, placeholder = vision_tokenizer
+
+    @asynccontextmanager
+    async def viewer(*, takes: bool = True, pools: Any = WHOLE, **images: int) -> AsyncIterator[Viewer]:
+        clock = MonotonicClock()
+        deployment = Deployment(
+            model=ModelSpec(source="kvasir-tiny"),
+            disaggregation="never" if pools is WHOLE else "always",
+            pools=pools,
+            gateway=GatewaySpec(port=0, drain_timeout_s=0.0, image_inputs=LIMITS.model_copy(update=images)),
+        )
+        cluster = Cluster(deployment, clock)
+        await cluster.start()
+        rule = FixedTokens(placeholder, IMAGE_TOKENS) if takes else None
+        models = ModelTable([EdgeModel.of(deployment, tokenizer, images=rule)])
+        gateway = make_gateway(deployment, cluster.router, clock, make_metrics(deployment), models)
+        async with (
+            listening(gateway) as (host, port, _),
+            openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client,
+        ):
+            yield Viewer(cluster, client, f"{host}:{port}")
+        await cluster.rest()
+        await cluster.close()
+
+    return viewer
+
+
+@pytest.mark.parametrize("pools", [WHOLE, APART], ids=["aggregated", "disaggregated"])
+async def test_equal_texts_share_blocks_only_as_far_as_their_images_are_equal(
+    opened: Opened, pools: Any
+) -> None:
+    async with opened(pools=pools) as viewer:
+        red, tokens, cached = await viewer.ask(seen(RED))
+        assert cached == 0
+        assert (await viewer.ask(seen(RED)))[2] == (tokens - 1) // BLOCK > 2
+        blue, same, cached = await viewer.ask(seen(BLUE))
+        # The image begins in the first block, so that nothing is shared but a block before it.
+        assert (same, cached) == (tokens, 0)
+        assert red != blue
+        assert (await viewer.ask(seen(RED)))[0] == red
+        both = await viewer.ask(seen(RED, BLUE))
+        assert both[1] == tokens + IMAGE_TOKENS
+        swapped, _, cached = await viewer.ask(seen(BLUE, RED))
+        assert swapped != both[0]
+        assert cached <= 2
+
+
+async def test_an_image_later_in_a_conversation_leaves_what_is_before_it_shared(opened: Opened) -> None:
+    before = [{"role": "user", "content": TEXT * 2}, {"role": "assistant", "content": "Let me see it."}]
+    async with opened() as viewer:
+        _, tokens, _ = await viewer.ask([*before, *seen(RED)])
+        _, _, cached = await viewer.ask([*before, *seen(BLUE)])
+        assert 3 < cached < (tokens - IMAGE_TOKENS) // BLOCK
+
+
+async def test_salts_keep_equal_images_apart(opened: Opened) -> None:
+    async with opened() as viewer:
+        await viewer.ask(seen(RED), extra_body={"cache_salt": "mine"})
+        assert (await viewer.ask(seen(RED), extra_body={"cache_salt": "yours"}))[2] == 0
+
+
+async def test_a_stream_with_an_image_goes_on_when_its_worker_is_lost(opened: Opened) -> None:
+    async with opened() as viewer:
+        whole = await viewer.client.chat.completions.create(
+            model="kvasir-tiny", messages=seen(RED), max_tokens=200, temperature=0
+        )
+        stream = await viewer.client.chat.completions.create(
+            model="kvasir-tiny", messages=seen(RED), max_tokens=200, temperature=0, stream=True
+        )
+        text = ""
+        killed = False
+        async for chunk in stream:
+            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            if text and not killed:
+                killed = True
+                workers = viewer.cluster.workers.items()
+                (busy,) = [name for name, each in workers if each.engine.load().running]
+                await viewer.cluster.kill(busy)
+        assert killed
+        assert text == whole.choices[0].message.content
+
+
+BAD = (
+    ("data:image/png;base64,AAAA", "invalid_image"),
+    ("data:image/png;base64,????", "invalid_image"),
+    ("data:image/png,AAAA", "invalid_image"),
+    (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "invalid_image"),
+    (data_url(RED + bytes(4096)), "image_too_large"),
+    (data_url(bomb(60_000, 60_000)), "image_too_large"),
+    ("https://example.com/cat.png", "image_url_refused"),
+    ("http://169.254.169.254/latest", "image_url_refused"),
+    ("file:///etc/passwd", "image_url_refused"),
+)
+"""URLs of what is no image, or too large, and the codes of their refusals."""
+
+
+async def test_what_is_no_small_image_is_refused_with_its_place(opened: Opened) -> None:
+    async with opened() as viewer:
+        for url, code in BAD:
+            messages = seen(RED)
+            messages[0]["content"].insert(1, {"type": "image_url", "image_url": {"url": url}})
+            found = await viewer.refused(messages)
+            assert found[:2] == (code, "messages[0].content[1].image_url.url")
+            assert "AAAA" not in found[2]
+
+
+async def test_number_and_place_of_images_are_limited(opened: Opened) -> None:
+    async with opened() as viewer:
+        code, param, message = await viewer.refused(seen(*[RED] * 4))
+        assert (code, param) == ("too_many_images", "messages[0].content[3].type")
+        assert "4 images; 3 are allowed" in message
+        system = [{**seen(RED)[0], "role": "system"}, {"role": "user", "content": "x"}]
+        assert (await viewer.refused(system))[:2] == ("invalid_value", "messages[0].content[0].type")
+        truncated = await viewer.refused(seen(RED), extra_body={"truncate_prompt_tokens": 20})
+        assert truncated[:2] == ("invalid_value", "truncate_prompt_tokens")
+        ends = await viewer.refused(
+            [{"role": "user", "content": seen(RED)[0]["content"][:1]}],
+            extra_body={"continue_final_message": True, "add_generation_prompt": False},
+        )
+        assert ends[:2] == ("invalid_value", "continue_final_message")
+
+
+async def test_a_placeholder_that_a_client_writes_is_text(opened: Opened) -> None:
+    async with opened() as viewer:
+        _, tokens, _ = await viewer.ask(seen(RED, text="<image>"))
+        _, plain, _ = await viewer.ask(seen(RED, text="x"))
+        assert plain < tokens < plain + IMAGE_TOKENS
+
+
+async def test_a_model_of_text_refuses_images_by_its_name(opened: Opened) -> None:
+    for options in ({"takes": False}, {"max_images": 0}):
+        async with opened(**options) as viewer:
+            code, param, message = await viewer.refused(seen(RED))
+            assert (code, param) == ("unsupported_modality", "messages[0].content[0].type")
+            assert "'kvasir-tiny' takes text only" in message
+
+
+async def test_images_in_flight_are_bounded_and_given_back(opened: Opened) -> None:
+    async with opened(max_held_bytes=max(1024, len(RED))) as viewer:
+        large = RED + bytes(900)
+        many = [
+            viewer.client.chat.completions.create(
+                model="kvasir-tiny", messages=seen(large), max_tokens=64, stream=False
+            )
+            for _ in range(3)
+        ]
+        ended = await asyncio.gather(*many, return_exceptions=True)
+        busy = [each for each in ended if isinstance(each, openai.APIStatusError)]
+        assert {each.status_code for each in busy} == {503}
+        assert 0 < len(busy) < 3
+        await viewer.ask(seen(large))
+
+
+async def test_responses_messages_and_counts_see_the_same_prompt(opened: Opened) -> None:
+    async with opened() as viewer:
+        said, tokens, _ = await viewer.ask(seen(RED))
+        url = data_url(RED)
+        parts = [
+            {"type": "input_image", "image_url": url, "detail": "auto"},
+            {"type": "input_text", "text": TEXT},
+        ]
+        response = await viewer.post(
+            "/v1/responses",
+            {"input": [{"role": "user", "content": parts}], "max_output_tokens": 8, "temperature": 0},
+        )
+        assert response["output"][0]["content"][0]["text"] == said
+        assert response["usage"]["input_tokens"] == tokens
+        source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+        blocks = [{"type": "image", "source": source}, {"type": "text", "text": TEXT}]
+        asked = {"messages": [{"role": "user", "content": blocks}]}
+        message = await viewer.post("/v1/messages", {**asked, "max_tokens": 8, "temperature": 0})
+        assert message["content"][0]["text"] == said
+        assert (await viewer.post("/v1/messages/count_tokens", asked))["input_tokens"] == tokens
+        assert (await viewer.post("/tokenize", {"messages": seen(RED)}))["count"] == tokens
+        again = await viewer.post(
+            "/v1/responses",
+            {"previous_response_id": response["id"], "input": "And now?", "max_output_tokens": 4},
+        )
+        assert again["usage"]["input_tokens"] > tokens + 8
+        assert again["usage"]["input_tokens_details"]["cached_tokens"] >= (tokens - 1) // BLOCK * BLOCK
+        elsewhere = [{"type": "image", "source": {"type": "url", "url": "https://example.com/cat.png"}}]
+        body = {"messages": [{"role": "user", "content": elsewhere}], "max_tokens": 8}
+        refused = await viewer.post("/v1/messages", body)
+        assert refused["error"]["details"]["error_code"] == "image_url_refused"
