@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
+from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.requests import Delta, EngineLoad, EngineRequest, FinishReason, StepBatch
 from kvasir.ports.engine import Engine, StepSink
 from kvasir_workers.engines.delegating import DelegatingEngine
@@ -18,7 +19,8 @@ _FULL, _WAITING = 0.98, 3
 class FaultyEngine(DelegatingEngine):
     """`kvasir.ports.engine.Engine` around `engine`. While `failing` names an error code, every leg is
     answered with it. While `stale`, load keeps its value, and comes with no step. `tiers` are reported in
-    place of the engine's, if there are any. While `full`, KV memory is reported as full, and requests as
+    place of the engine's, if there are any. `gpus` are reported if there
+    are any. While `full`, KV memory is reported as full, and requests as
     waiting for it. `submitted` counts legs, refused ones included."""
 
     def __init__(self, engine: Engine) -> None:
@@ -26,6 +28,7 @@ class FaultyEngine(DelegatingEngine):
         self.failing: str | None = None
         self.submitted = 0
         self.full = False
+        self.gpus: tuple[GpuLoad, ...] = ()
         self.tiers: tuple[TierLoad, ...] = ()
         self._sink: StepSink | None = None
         self._stale: EngineLoad | None = None
@@ -57,6 +60,7 @@ class FaultyEngine(DelegatingEngine):
         load = self._stale or super().load()
         if self.full:
             load = replace(load, kv_usage=_FULL, waiting=load.waiting + _WAITING)
+        load = replace(load, gpus=self.gpus) if self.gpus else load
         return replace(load, tiers=self.tiers) if self.tiers else load
 
     async def stop(self) -> None:

@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.kit.browser.tab import Tab, opened_tab
 
 from kvasir.core.demand import PoolForecast, PoolPlan
+from kvasir.core.loads.gpu import GpuLoad
 
 STORY = "Once upon a time there was a router that knew what every worker holds. " * 20
 ENDINGS = ("The end. " * 20, "They lived happily. " * 20, "")
@@ -175,6 +176,19 @@ async def test_a_lost_worker_is_named_with_the_reason(product: Any, tab: Tab) ->
     assert lost["state"].endswith("interrupted") or lost["state"].endswith("connecting")
     assert "decode" in await tab.until("document.querySelector('.verdict').innerText")
     await pictured(tab, "trouble")
+
+
+async def test_gpus_have_columns_where_a_worker_has_any(product: Any, tab: Tab) -> None:
+    await tab.open(f"http://{product.address}/console")
+    (*_, plain) = await rows(tab, "Workers")
+    assert "GPU" not in plain
+    gpus = (GpuLoad(0, 0.9, 60, 80, 500.0, 0.5, 0.8), GpuLoad(1, 0.9, 20, 80, 500.0, 0.3, 0.8))
+    product.cluster.workers["decode-2"].faults.gpus = gpus
+    await tab.until("document.querySelector('[aria-label=Workers] thead').innerText.includes('GPU memory')")
+    shown = {each["worker"]: (each["GPU"], each["GPU memory"]) for each in await rows(tab, "Workers")}
+    assert shown["decode-2"] == ("40 %", "50 %")
+    assert shown["decode-3"] == ("–", "–")
+    await pictured(tab, "gpus")
 
 
 async def test_a_forecast_is_shown_with_its_band_and_the_planners_reasons(start: Any, tab: Tab) -> None:

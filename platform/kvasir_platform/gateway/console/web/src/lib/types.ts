@@ -8,6 +8,17 @@ export interface Tier {
   trouble?: string;
 }
 
+/** One GPU of a worker; the last two are null where its driver does not tell. */
+export interface Gpu {
+  index: number;
+  busy: number;
+  memory_used: number;
+  memory_total: number;
+  power_w: number;
+  sm_active: number | null;
+  dram_active: number | null;
+}
+
 export interface Load {
   running: number;
   waiting: number;
@@ -18,6 +29,7 @@ export interface Load {
   preemptions: number;
   transfers_failed: number;
   tiers?: Tier[];
+  gpus?: Gpu[];
 }
 
 export interface Worker {

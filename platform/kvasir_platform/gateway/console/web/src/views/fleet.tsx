@@ -5,7 +5,7 @@ import { Bar, Empty, Figure, FilterField, Prose, Section, State } from "../parts
 import { Table, type Column } from "../parts/table";
 import { count, percent, rate, seconds } from "../lib/format";
 import { queuedIn, type Figures, type History } from "../lib/history";
-import type { Queue, Status, Tier, Worker } from "../lib/types";
+import type { Gpu, Queue, Status, Tier, Worker } from "../lib/types";
 
 const MEDIA = ["device", "cpu", "disk", "remote"];
 
@@ -38,7 +38,7 @@ export function Fleet({ status, history, figures }: { status: Status; history: H
         ) : workers.length === 0 ? (
           <Empty title="No worker matches the filter." />
         ) : (
-          <Table rows={workers} columns={COLUMNS} keyOf={(each) => each.worker_id} label="Workers" />
+          <Table rows={workers} columns={columnsFor(status.workers)} keyOf={(each) => each.worker_id} label="Workers" />
         )}
       </Section>
     </>
@@ -219,6 +219,32 @@ const COLUMNS: Column<Worker>[] = [
   { name: "tiers", value: (each) => (each.load?.tiers ?? []).length, show: (each) => <Tiers tiers={each.load?.tiers ?? []} /> },
   { name: "reason", value: reasonOf, show: (each) => <span class="reason">{reasonOf(each)}</span> },
 ];
+
+/** Shown where any worker has GPUs. */
+const GPUS: Column<Worker>[] = [
+  {
+    name: "GPU",
+    title: "multiprocessors that work; on GPUs that do not tell, the time in which a kernel ran",
+    value: (each) => meanOf(each, (gpu) => gpu.sm_active ?? gpu.busy),
+    show: (each) => <Bar value={meanOf(each, (gpu) => gpu.sm_active ?? gpu.busy)} />,
+  },
+  {
+    name: "GPU memory",
+    value: (each) => meanOf(each, (gpu) => gpu.memory_used / gpu.memory_total),
+    show: (each) => <Bar value={meanOf(each, (gpu) => gpu.memory_used / gpu.memory_total)} />,
+  },
+];
+
+function meanOf(worker: Worker, part: (gpu: Gpu) => number): number | null {
+  const gpus = worker.load?.gpus ?? [];
+  return gpus.length === 0 ? null : gpus.reduce((sum, gpu) => sum + part(gpu), 0) / gpus.length;
+}
+
+function columnsFor(workers: readonly Worker[]): readonly Column<Worker>[] {
+  if (!workers.some((each) => (each.load?.gpus ?? []).length > 0)) return COLUMNS;
+  const after = COLUMNS.findIndex((each) => each.name === "KV used") + 1;
+  return [...COLUMNS.slice(0, after), ...GPUS, ...COLUMNS.slice(after)];
+}
 
 function Tiers({ tiers }: { tiers: readonly Tier[] }) {
   if (tiers.length === 0) return <span class="quiet">–</span>;
