@@ -28,6 +28,10 @@ _MARKS = (
 )
 
 
+_ONLY_WAIT = frozenset({"bash", "sh", "flock", "timeout", "make", "tail", "less", "watch"})
+"""Programs that start others, or look at their output, and use no CPU themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class OtherProcess:
     """A process that disturbs measurements."""
@@ -41,7 +45,7 @@ def disturbing(processes: Iterable[tuple[int, str]], own: set[int]) -> list[Othe
     """Those of the processes, pid and command line, that serve or measure and are not among `own`."""
     found = []
     for pid, command in processes:
-        if pid in own:
+        if pid in own or command.partition(" ")[0].rpartition("/")[2] in _ONLY_WAIT:
             continue
         what = next((what for mark, what in _MARKS if mark in command), "")
         if what:

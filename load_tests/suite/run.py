@@ -63,7 +63,7 @@ def await_idle(say: Say, *, first: bool) -> None:
         others = other_processes()
         reasons = [f"{each.what}, process {each.pid}: {each.command}" for each in others]
         if others and first:
-            raise NotIdle("the machine is not idle: " + "; ".join(reasons))
+            raise NotIdle("\n  ".join(("the machine is not idle:", *reasons)))
         if (share := busy_share(_LOOK_S)) > BUSY:
             reasons.append(f"{share:.0%} of the CPUs are in use")
         if first and (load := load_average()) > LOAD:
@@ -71,7 +71,7 @@ def await_idle(say: Say, *, first: bool) -> None:
         if not reasons:
             return
         if time.monotonic() > deadline:
-            raise NotIdle(f"the machine is not idle after {_PATIENCE_S:.0f} s: " + "; ".join(reasons))
+            raise NotIdle("\n  ".join((f"the machine is not idle after {_PATIENCE_S:.0f} s:", *reasons)))
         say(f"waiting for an idle machine: {'; '.join(reasons)}")
 
 

@@ -117,6 +117,7 @@ def test_what_serves_or_measures_disturbs_unless_it_started_the_suite() -> None:
         (2, "make reports"),
         (3, "/opt/ray/core/src/ray/raylet/raylet --x"),
         (4, "python -m pytest"),
+        (5, "/bin/bash -c python -m load_tests.scenarios.kv"),
     ]
     assert [(each.pid, each.what) for each in disturbing(processes, own={4})] == [(1, "Kvasir"), (3, "Ray")]
 
