@@ -107,20 +107,27 @@ def tcp(stack: ExitStack, folder: Path) -> list[Entry]:
 
 
 def tiers(stack: ExitStack, folder: Path) -> list[Entry]:
-    """To the tiers and back. The disk's files stay in the page cache."""
-    (folder / "redis").mkdir()
-    (folder / "disk").mkdir()
+    """To the tiers and back, and the disk both with the page cache, as it is used, and without."""
+    for name in ("redis", "disk", "cold"):
+        (folder / name).mkdir()
     server = stack.enter_context(RedisServer(folder / "redis"))
     where = "load_tests.scenarios.kv_parts.tiers"
     host = Remote(f"{where}:HostBench")
     disk = Remote(f"{where}:LowerBench", "disk", str(folder / "disk"))
+    cold = Remote(f"{where}:LowerBench", "disk", str(folder / "cold"), True)
     redis = Remote(f"{where}:LowerBench", "redis", server.url)
-    for each in (host, disk, redis):
+    for each in (host, disk, cold, redis):
         stack.callback(each.end)
     found = [Entry(Memcpy(MEMCPY, stack), note="one process, one core")]
     for name, process, pid, note in (
         ("CPU tier", host, None, "between the engine's KV and a slot, in one process"),
         ("disk tier", disk, None, "between a slot and files in the page cache, with checksums"),
+        (
+            "disk tier without the page cache",
+            cold,
+            None,
+            "between a slot and the disk itself: stores are written through, loads find nothing in memory",
+        ),
         ("Redis tier", redis, server.pid, "between a slot and a real server, with checksums"),
     ):
         for direction in ("store", "load"):

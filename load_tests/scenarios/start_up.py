@@ -8,7 +8,6 @@ load on the machine meets all of them.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from tests.kit.models.sharded import make_sharded
 
 from kvasir.config.load.loader import loads
 from kvasir.config.load.model_files import resolve_model
+from load_tests.page_cache import evict
 from load_tests.report import Row, median
 
 LAYERS = 10
@@ -66,17 +66,6 @@ def start_s(*options: str) -> float:
     return took
 
 
-def evict(folder: Path) -> None:
-    """Remove the files of `folder` from the page cache."""
-    os.sync()
-    for path in folder.glob("*.safetensors"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
 def measure(rounds: int) -> Iterator[list[Row]]:
     """Measure all variants `rounds` times, and yield the rows of all rounds so far after each, which takes
     minutes."""
@@ -94,7 +83,7 @@ def measure(rounds: int) -> Iterator[list[Row]]:
 def _round(model: Path, made: Path) -> Iterator[tuple[str, float]]:
     kept = f"worker.compile_cache_dir={made / 'eager'}"
     for strategy in ("lazy", "prefetch"):
-        evict(model)
+        evict(model.glob("*.safetensors"))
         yield strategy, start_s(f"model.source={model}", f"model.load.strategy={strategy}", kept)
     yield "warm", start_s(f"model.source={model}", "model.load.strategy=prefetch", kept)
     shutil.rmtree(made / "compiled", ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.redis_tier import RedisTier
 from kvasir_workers.tiers.copier import HostCopier, SlotPart
 from kvasir_workers.tiers.memory import SharedMemory
+from load_tests.page_cache import evict, write_through
 from load_tests.scenarios.kv_parts.memory import Case, Memory
 
 PATIENCE_S = 30.0
@@ -70,9 +71,12 @@ class HostBench:
 
 
 class LowerBench:
-    """A tier below host memory. `kind` is disk, with the folder `where`, or redis, with a URL."""
+    """A tier below host memory. `kind` is disk, with the folder `where`, or redis, with a URL. With `cold`,
+    what a disk stores is written through in the measured time, and is not in the page cache when it is
+    loaded."""
 
-    def __init__(self, kind: str, where: str) -> None:
+    def __init__(self, kind: str, where: str, cold: bool = False) -> None:
+        self._cold = cold
         self._kind = kind
         self._where = where
         self._tier: KvTier | None = None
@@ -103,6 +107,8 @@ class LowerBench:
         views = _slots(self._source, case)
         began = time.perf_counter()
         kept = tier.put([TierWrite(block, view) for block, view in zip(self._blocks, views, strict=True)])
+        if self._cold:
+            write_through(self._files())
         seconds = time.perf_counter() - began
         if len(kept.stored) != case.blocks:
             raise TierError(f"{len(kept.stored)} of {case.blocks} blocks were kept: {tier.load()}")
@@ -115,6 +121,8 @@ class LowerBench:
             TierRead(block.key, view)
             for block, view in zip(self._blocks, _slots(self._target, case), strict=True)
         ]
+        if self._cold:
+            evict(self._files())
         began = time.perf_counter()
         found = tier.lookup([read.key for read in reads])
         count = tier.get(reads[:found])
@@ -134,6 +142,9 @@ class LowerBench:
             self._tier.drop([block.key for block in self._blocks])
             self._tier.close()
             self._tier, self._blocks, self._case = None, [], None
+
+    def _files(self) -> Iterator[Path]:
+        return (path for path in Path(self._where).rglob("*") if path.is_file())
 
     def _open(self, case: Case) -> KvTier:
         shape = Memory(Case(case.block_bytes, case.piece, case.layers), None).layout

@@ -142,7 +142,7 @@ SCALING = Scenario(
         *CLUSTER,
         "platform/kvasir_platform/planner/**/*.py",
         "workers/kvasir_workers/engines/vllm/setup/**/*.py",
-        *measuring("scenarios/scaling.py", "scenarios/start_up.py"),
+        *measuring("scenarios/scaling.py", "scenarios/start_up.py", "page_cache.py"),
     ),
     lines=MODULE,
     minutes=20,

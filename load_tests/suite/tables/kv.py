@@ -30,7 +30,11 @@ _TCP = (
 )
 _TIERS = (
     _MEMCPY,
-    *names("{tier} tier, {direction}", tier=("CPU", "disk", "Redis"), direction=("store", "load")),
+    *names(
+        "{tier}, {direction}",
+        tier=("CPU tier", "disk tier", "disk tier without the page cache", "Redis tier"),
+        direction=("store", "load"),
+    ),
 )
 
 MOVED = Scenario(
@@ -46,9 +50,9 @@ MOVED = Scenario(
         *names("ttft: from {tier}, {tokens} tokens", tier=("Redis", "disk"), tokens=_LENGTHS),
         *names("ttft: from {tier}, faster from", tier=("Redis", "disk")),
     ),
-    (*MOVEMENT, *NATIVE, *measuring("scenarios/kv.py", "scenarios/kv_parts/*.py")),
+    (*MOVEMENT, *NATIVE, *measuring("scenarios/kv.py", "scenarios/kv_parts/*.py", "page_cache.py")),
     lines=MODULE,
-    minutes=25,
+    minutes=30,
 )
 
 OVERLAP = Scenario(
