@@ -92,6 +92,7 @@ class Gateway:
             suffix=self._suffix,
         )
         self._errors = context.errors
+        self._fetches = context.image_fetches
         self._served = endpoints(context, core, callers, new_id=self._new_id, rng=self._rng)
         apart = spec.console.port is not None
         self._routes = Routes(self._served, callers, clock.now, console=not apart)
@@ -137,6 +138,8 @@ class Gateway:
             for each in self._listeners:
                 await each.close()
             await self._filters.close()
+            if self._fetches is not None:
+                await self._fetches.close()
             counting.cancel()
             await asyncio.wait([counting])
             self._models.close()

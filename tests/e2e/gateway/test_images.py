@@ -102,7 +102,7 @@ def opened(vision_tokenizer: tuple[ModelTokenizer, int]) -> Opened:
     tokenizer, placeholder = vision_tokenizer
 
     @asynccontextmanager
-    async def viewer(*, takes: bool = True, pools: Any = WHOLE, **images: int) -> AsyncIterator[Viewer]:
+    async def viewer(*, takes: bool = True, pools: Any = WHOLE, **images: Any) -> AsyncIterator[Viewer]:
         clock = MonotonicClock()
         deployment = Deployment(
             model=ModelSpec(source="kvasir-tiny"),
@@ -203,6 +203,27 @@ async def test_what_is_no_small_image_is_refused_with_its_place(opened: Opened) 
             found = await viewer.refused(messages)
             assert found[:2] == (code, "messages[0].content[1].image_url.url")
             assert "AAAA" not in found[2]
+
+
+async def test_images_of_listed_origins_are_fetched(opened: Opened) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(RED), RED))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    listed = {"url_origins": (origin,), "url_private_address": True}
+    async with opened(**listed) as viewer:
+        text, tokens, _ = await viewer.ask(seen(RED))
+        messages = seen(RED)
+        messages[0]["content"][0]["image_url"]["url"] = f"{origin}/red.png"
+        assert await viewer.ask(messages) == (text, tokens, (tokens - 1) // BLOCK)
+        messages[0]["content"][0]["image_url"]["url"] = "http://127.0.0.1:1/red.png"
+        assert (await viewer.refused(messages))[0] == "image_url_refused"
+    async with opened(takes=False, **listed) as viewer:
+        assert (await viewer.refused(seen(RED)))[0] == "unsupported_modality"
+    server.close()
 
 
 async def test_number_and_place_of_images_are_limited(opened: Opened) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from kvasir.config.checks.outbound import OutboundRefused, check_target, parse_url
 from kvasir.config.spec.base import Spec, is_loopback
 from kvasir.config.spec.redis import LeaseRedisSpec
 from kvasir.config.spec.tenants import TokenIssuerSpec
@@ -156,6 +157,46 @@ class ImagesSpec(Spec):
     max_held_bytes: int = Field(default=256 << 20, ge=1024)
     """Maximum bytes of the images of all requests in flight, in each process that serves HTTP. Beyond it,
     requests with images get 503."""
+    url_origins: tuple[str, ...] = Field(default=(), max_length=256)
+    """Origins from which images are fetched, each `https://host` or `https://host:port`. Default: none, and
+    images are sent as data URLs. Redirects are not followed."""
+    url_private_address: bool = False
+    """Allow origins with private addresses, such as a service in the same cluster, and http. Link-local
+    addresses and metadata services are always refused."""
+    url_timeout_s: float = Field(default=5.0, gt=0, le=60)
+    """Timeout of one image that is fetched."""
+
+    @field_validator("url_origins")
+    @classmethod
+    def _as_browsers_spell_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            try:
+                target = parse_url(origin)
+            except OutboundRefused as error:
+                raise ValueError(f"{origin!r} is no origin: {error}") from error
+            if origin != f"{target.scheme}://{target.authority}":
+                raise ValueError(
+                    f"{origin!r} is no origin; write scheme://host or scheme://host:port in lower case, "
+                    "without a path and the scheme's own port, as in https://images.example.com"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _public_unless_said(self) -> Self:
+        for origin in self.url_origins:
+            target = parse_url(origin)
+            try:
+                check_target(target, private=self.url_private_address)
+            except OutboundRefused as error:
+                raise ValueError(
+                    f"url_origins: {error}; set url_private_address: true to allow it"
+                ) from error
+            if target.scheme != "https" and not self.url_private_address:
+                raise ValueError(
+                    f"url_origins: images are fetched over HTTPS; use https://{target.authority}, or set "
+                    "url_private_address: true"
+                )
+        return self
 
 
 class GatewaySpec(Spec):

@@ -43,8 +43,14 @@ REQUEST_REASONS = (
     Reason(
         "image_url_refused",
         400,
-        "An image is a URL from which this server does not fetch.",
+        "An image is a URL of an origin that is not in `gateway.image_inputs.url_origins`.",
         "Send the image as a data URL.",
+    ),
+    Reason(
+        "image_fetch_failed",
+        400,
+        "An image could not be fetched from its URL.",
+        "The message has the reason; or send the image as a data URL.",
     ),
     Reason(
         "unsupported_task",

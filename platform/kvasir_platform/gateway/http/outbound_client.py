@@ -19,8 +19,6 @@ from kvasir_platform.gateway.http.outbound import Resolve, connect, system_resol
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_BODY_BYTES = 256 << 10
-_MAX_RESPONSE_BYTES = 2 * (MAX_HEAD_BYTES + MAX_BODY_BYTES)
-"""Includes the overhead of chunked coding."""
 _MAX_AGE_S = 60.0
 """An older connection is not reused, so that a name which moves is resolved again."""
 _PIECES_PER_TURN = 64
@@ -43,12 +41,20 @@ class _ClosedWhileIdle(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OutboundEndpoint:
-    """Where requests go, and how. `private`: see `check_address`."""
+    """Where requests go, and how. `private`: see `check_address`. `accept` is the media type of responses,
+    whose bodies have at most `max_body_bytes`."""
 
     target: OutboundTarget
     private: bool = False
     context: ssl.SSLContext | None = None
     token_file: str | None = None
+    accept: bytes = b"application/json"
+    max_body_bytes: int = MAX_BODY_BYTES
+
+    @property
+    def max_response_bytes(self) -> int:
+        """Bytes of a whole response, with the overhead of chunked coding."""
+        return 2 * (MAX_HEAD_BYTES + self.max_body_bytes)
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
@@ -60,10 +66,15 @@ class _Stream(httpcore2.AsyncNetworkStream):
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, now: Callable[[], float]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        endpoint: OutboundEndpoint,
+        now: Callable[[], float],
     ) -> None:
         self._reader = reader
         self._writer = writer
+        self._endpoint = endpoint
         self._now = now
         self._opened_s = now()
         self._reused = False
@@ -114,7 +125,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
         self._in_head = False
         if b"transfer-encoding" not in fields and b"content-length" in fields:
             self._body_left = int(fields[b"content-length"])
-            if self._body_left > MAX_BODY_BYTES:
+            if self._body_left > self._endpoint.max_body_bytes:
                 raise OutboundError(_MALFORMED, again=False)
 
     def end_response(self) -> None:
@@ -142,7 +153,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
         if not self._received and not data.startswith(b"HTTP/"[: len(data)]):
             raise OutboundError(_MALFORMED, again=False)
         self._received += len(data)
-        if self._received > _MAX_RESPONSE_BYTES:
+        if self._received > self._endpoint.max_response_bytes:
             raise OutboundError("its answer is too large", again=False)
         return data
 
@@ -171,7 +182,7 @@ class _Backend(httpcore2.AsyncNetworkBackend):
             )
         except OSError as error:
             raise OutboundError(f"no connection to {endpoint.target.host}", again=True) from error
-        return _Stream(reader, writer, self._now)
+        return _Stream(reader, writer, endpoint, self._now)
 
 
 class OutboundClient:
@@ -196,7 +207,7 @@ class OutboundClient:
         )
         self._headers = [
             (b"host", target.authority.encode()),
-            (b"accept", b"application/json"),
+            (b"accept", endpoint.accept),
             (b"user-agent", b"kvasir"),
         ]
         self._token = b""
@@ -234,7 +245,7 @@ class OutboundClient:
             stream.begin_body(response.headers)
             data = await response.aread()
             stream.end_response()
-        if len(data) > MAX_BODY_BYTES:
+        if len(data) > self._endpoint.max_body_bytes:
             raise OutboundError(_MALFORMED, again=False)
         status = response.status
         if status != 200:

@@ -147,6 +147,21 @@ class GenerateCall(RoutedCall):
             self._place = self._place.or_policy(route.routed.policy)
 
     def start(self) -> None:
+        """Fetch the images that are URLs, and render. May raise KvasirError."""
+        fetches, body = self._context.image_fetches, self._body
+        takes_images = self._asked.model.capabilities.images is not None
+        if fetches is not None and takes_images and isinstance(body, ChatBody) and fetches.wanted(body):
+            fetches.begin(body, self._fetched, self.failed)
+        else:
+            self._render()
+
+    def _fetched(self, body: ChatBody, size: int) -> None:
+        self._body = body
+        self._stored_bytes += size
+        if not self._client_left():
+            self._render()
+
+    def _render(self) -> None:
         """Choose the model, render the prompts, of a long conversation in a thread, and tokenize them. May
         raise KvasirError."""
         prefixes = self._prefixes

@@ -30,6 +30,8 @@ def chat_images(
 ) -> tuple[PromptImage, ...]:
     """Return the images of a chat in order, without their offsets. Raise RequestError with the part at fault,
     for a model that takes none, and for images that exceed a limit or are none."""
+    if list not in {type(message.content) for message in messages}:
+        return ()
     parts = list(_image_parts(messages))
     if not parts:
         return ()
@@ -111,7 +113,7 @@ def _file(url: str, param: str, limits: ImagesSpec) -> bytes:
     """Return the file in a data URL."""
     if not url.startswith("data:"):
         raise RequestError(
-            "Images are sent as data URLs, as in data:image/png;base64,…; this server fetches none.",
+            "The image is not a data URL, as in data:image/png;base64,…, and this server does not fetch it.",
             code="image_url_refused",
             param=param,
         )
