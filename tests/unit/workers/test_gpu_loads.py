@@ -18,7 +18,7 @@ from kvasir_workers.engines.vllm.gpu_counters import GpuCounters, visible_device
 
 class ScriptedNvml:
     """NVML as its bindings look, with GPUs `GPU-a` and `GPU-b` of which only those in `gpm` have performance
-    metrics. `lost` cannot be read."""
+    metrics, which nobody may read if they are `secret`. `lost` cannot be read."""
 
     NVML_SUCCESS = 0
     NVML_GPM_METRICS_GET_VERSION = 1
@@ -31,6 +31,7 @@ class ScriptedNvml:
     def __init__(self, *gpm: str) -> None:
         self.gpm = gpm
         self.lost: set[str] = set()
+        self.secret = False
         self.opened = 0
         self.samples: dict[int, str] = {}
         self.taken = 0
@@ -74,6 +75,8 @@ class ScriptedNvml:
         del self.samples[sample]
 
     def nvmlGpmSampleGet(self, handle: str, sample: int) -> None:
+        if self.secret:
+            raise self.NVMLError("no permission")
         self.taken += 1
         self.samples[sample] = f"{handle} {self.taken}"
 
@@ -99,12 +102,31 @@ def test_a_reading_has_use_memory_power_and_what_hopper_adds() -> None:
     assert (nvml.opened, nvml.samples) == (0, {})
 
 
-def test_a_gpu_that_is_lost_is_left_out_and_one_that_is_unknown_opens_nothing() -> None:
+def test_a_gpu_whose_performance_metrics_are_secret_tells_the_rest() -> None:
+    nvml = ScriptedNvml("GPU-a")
+    nvml.secret = True
+    counters = GpuCounters(nvml, ["0"])
+    assert counters.read() == (GpuLoad(0, 0.97, 30 << 30, 80 << 30, 512.0),)
+    counters.close()
+    assert (nvml.opened, nvml.samples) == (0, {})
+
+
+def test_a_gpu_that_is_lost_is_named_once_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     nvml = ScriptedNvml()
     counters = GpuCounters(nvml, ["0", "1"])
     nvml.lost.add("GPU-a")
-    assert [gpu.index for gpu in counters.read()] == [1]
+    for _ in range(3):
+        assert [gpu.index for gpu in counters.read()] == [1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU 0 cannot be read: the GPU has fallen off the bus"
+    ]
+    nvml.lost.clear()
+    assert len(counters.read()) == 2
     counters.close()
+
+
+def test_a_gpu_that_is_unknown_opens_nothing() -> None:
+    nvml = ScriptedNvml()
     with pytest.raises(nvml.NVMLError):
         GpuCounters(nvml, ["GPU-c"])
     assert nvml.opened == 0

@@ -46,6 +46,7 @@ class GpuCounters:
 
     def __init__(self, nvml: Any, devices: list[str]) -> None:
         self._nvml = nvml
+        self._lost: set[int] = set()
         nvml.nvmlInit()
         try:
             self._gpus = [_Gpu(nvml, index, _handle(nvml, name)) for index, name in enumerate(devices)]
@@ -60,8 +61,12 @@ class GpuCounters:
             try:
                 found.append(gpu.read())
             except self._nvml.NVMLError as error:
-                # Once a reading, which comes every few seconds: a GPU that has fallen off the bus.
-                log.warning("GPU %d cannot be read: %s", gpu.index, error)
+                # Such as one that has fallen off the bus: it is named once, and not every few seconds.
+                if gpu.index not in self._lost:
+                    log.warning("GPU %d cannot be read: %s", gpu.index, error)
+                self._lost.add(gpu.index)
+            else:
+                self._lost.discard(gpu.index)
         return tuple(found)
 
     def close(self) -> None:
@@ -79,9 +84,13 @@ class _Gpu:
         self._nvml = nvml
         self._handle = handle
         self._samples: list[Any] = []
-        if _has_gpm(nvml, handle):
-            self._samples = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
-            nvml.nvmlGpmSampleGet(handle, self._samples[0])
+        try:
+            if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+                nvml.nvmlGpmSampleGet(handle, self._samples[0])
+        except nvml.NVMLError:
+            # An older driver, or a container that may not read them.
+            self.close()
 
     def read(self) -> GpuLoad:
         """Raise NVMLError."""
@@ -130,13 +139,6 @@ def _handle(nvml: Any, name: str) -> Any:
     return (
         nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
     )
-
-
-def _has_gpm(nvml: Any, handle: Any) -> bool:
-    try:
-        return bool(nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-    except nvml.NVMLError:
-        return False
 
 
 def _power_w(nvml: Any, handle: Any) -> float:
