@@ -15,6 +15,8 @@ import pytest
 
 from kvasir.core.errors import ConfigError
 from kvasir_workers.connector import stats
+from kvasir_workers.connector.orders import StepReport
+from kvasir_workers.connector.tiers.orders import TierReport
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +103,29 @@ def test_stats_add_up_as_vllm_adds_them(connector: Any) -> None:
     assert both.reduce()[stats.BLOCKS_LEASED] == 2
     both.reset()
     assert both.is_empty()
+
+
+@pytest.mark.soak
+def test_a_step_reports_what_every_stage_stored_and_a_load_once_all_of_them_have_it(connector: Any) -> None:
+    from vllm.config import ParallelConfig
+    from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+    from kvasir_workers.connector.messages import RankReport
+
+    def output(stored: dict[int, int], loaded: set[str]) -> Any:
+        """What a stage before the last one returns."""
+        report = StepReport(tiers=TierReport(stored=stored))
+        moved = KVConnectorOutput(finished_recving=loaded, kv_connector_worker_meta=RankReport(report))
+        return ModelRunnerOutput.with_kv_conn_output_only(moved)
+
+    step = KVOutputAggregator(2)
+    first = step.aggregate([output({1: 1}, {"r"}), output({1: 1}, set())], output_rank=1)
+    assert first.kv_connector_output.kv_connector_worker_meta.report.tiers.stored == {1: 2}
+    assert not first.kv_connector_output.finished_recving
+    second = step.aggregate([output({}, set()), output({2: 1}, {"r"})], output_rank=1)
+    assert second.kv_connector_output.finished_recving == {"r"}
+    assert ParallelConfig(tensor_parallel_size=2).nnodes_within_dp == 1
 
 
 def test_kv_that_is_not_made_of_blocks_is_refused() -> None:
