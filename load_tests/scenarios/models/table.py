@@ -31,8 +31,8 @@ the quality of a model.
 
 `yes`: as described. `partly`: see the note. `no`: does not work, see the note. `not moved`: the model's KV
 cannot be moved, and `kvasir up` serves it on one worker. Empty: not run, or without meaning for this model.
-MXFP4 is not in the table: vLLM's kernel of it for CPUs needs AMX, which this machine has not. `kvasir check`
-refuses such a model there.
+Not in the table are weights that vLLM computes on CPUs with AMX only, which this machine has not: MXFP4, FP8
+with a scale for each block or tensor, and experts in INT4 or INT8. `kvasir check` refuses them there.
 """
 
 

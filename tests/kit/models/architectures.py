@@ -231,8 +231,8 @@ MODELS: tuple[TinyModel, ...] = (
             "block_dim": 256,
         },
         adapts=(),
-        remark="measured with vLLM's prefix cache, with which vLLM alone has other tokens on CPUs than "
-        "without it, far beyond roundings: workers on CPUs serve this model without a prefix cache",
+        remark="with a prefix cache, vLLM alone has other tokens on CPUs than without, far beyond "
+        "roundings: workers on CPUs serve this model without one, so that no prompt is found again",
     ),
     TinyModel(
         "granite-hybrid",
