@@ -15,10 +15,20 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvSnapshotPart, TierLoad
 from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
-from kvasir.core.requests import EngineLoad, EngineRequest, OutputParsing, Sampling, Timings, Usage
+from kvasir.core.requests import (
+    EngineLoad,
+    EngineRequest,
+    OutputParsing,
+    Request,
+    Sampling,
+    Timings,
+    Usage,
+    token_ids,
+)
 from kvasir.wire import codec
 from kvasir.wire.v1 import identity_pb2, kv_pb2, requests_pb2, session_pb2
 from kvasir_platform.sim.chaos.checks import broken_streams
@@ -231,6 +241,28 @@ def test_an_old_router_is_served_or_refused_by_name_whatever_field_it_does_not_s
 def test_an_old_worker_serves_or_is_refused_by_name_whatever_field_it_does_not_send() -> None:
     came = {short(field): served(field, router=False) for field in TO_ROUTER}
     assert {name: each for name, each in came.items() if each not in NAMED} == {}
+
+
+def test_images_wait_for_a_worker_that_takes_them_and_then_say_what_is_missing() -> None:
+    (field,) = [each for each in TO_ROUTER if short(each) == "WorkerIdentity.images"]
+    spec = small_deployment(prefill=1, decode=1, queue_timeout_s=2.0)
+    prompt, image = token_ids(range(20)), PromptImage(3, 4, bytes(32), b"")
+
+    async def story() -> str:
+        cluster = Cluster(spec, VirtualClock(), network=OldPeer(field, router=False))
+        await cluster.start()
+        request = Request("r", spec.model.name, prompt, arrival_s=cluster.clock.now(), images=(image,))
+        stream = ClientStream(request)
+        cluster.router.submit(request, stream)
+        try:
+            await stream.finished()
+        except KvasirError as error:
+            return error.message
+        finally:
+            await cluster.close()
+        return "served"
+
+    assert "no worker of this model takes images" in run_virtual(story())
 
 
 def test_the_fields_that_all_versions_send_exist() -> None:

@@ -209,7 +209,10 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
     def _unserved(self, state: RequestState) -> object | None:
         if not self._admission.parked(state.ticket):
             return None
-        return state.last_error or self.fleet.missing() or "no worker serves this model"
+        nobody = (
+            "no worker of this model takes images" if state.request.images else "no worker serves this model"
+        )
+        return state.last_error or self.fleet.missing() or nobody
 
     def validate_state(self) -> None:
         """Raise AssertionError, naming the violation, unless every invariant holds."""
