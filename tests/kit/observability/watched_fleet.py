@@ -15,12 +15,13 @@ from tests.kit.observability.mix import TENANTS, FaultScene, TrafficMix
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.errors import KvasirError
+from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.requests import Delta, Request, Sampling, SloClass, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
-from kvasir.telemetry.tenant_series import CostStats, TenantStats, TenantUsage
+from kvasir.telemetry.tenant_series import BudgetUse, CostStats, TenantStats, TenantUsage
 from kvasir_platform.cli.top.command import screen_text
 from kvasir_platform.cli.top.snapshot import TopSnapshot, tenants_in
 from kvasir_platform.cli.top.tables import TopOrder
@@ -35,6 +36,8 @@ from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 
 _WIDE = 200
+_PRICE, _BUDGET = 0.01, 10.0
+_GPU_BYTES, _WATTS = 80 << 30, 700.0
 
 
 class WatchedFleet:
@@ -107,6 +110,7 @@ class WatchedFleet:
     def figures(self) -> bytes:
         """The same as text."""
         router = self.cluster.router
+        self._use_gpus()
         self.metrics.batches(
             router.workers(), {pool.name: pool.engine.max_num_seqs for pool in self._spec.pools}
         )
@@ -174,12 +178,21 @@ class WatchedFleet:
         return plans
 
     def _claimed(self) -> CostStats:
-        """Return what ended requests claim; nothing is written, and nothing has a price."""
+        """Return what ended requests claim, at a price for each second; nothing is written."""
         self._costs.take()
         claimed: dict[str, dict[str, float]] = {}
         for (tenant, phase), seconds in self._costs.claimed.items():
             claimed.setdefault(tenant, {})[phase] = seconds
-        return CostStats(claimed, {}, (), stored=True)
+        spent = {tenant: _PRICE * sum(phases.values()) for tenant, phases in claimed.items()}
+        budgets = [BudgetUse(tenant, {"hard": cost / _BUDGET}) for tenant, cost in spent.items()]
+        return CostStats(claimed, spent, budgets, stored=True)
+
+    def _use_gpus(self) -> None:
+        """Have each worker report a GPU that is as busy as its batch is full."""
+        for worker in self.cluster.workers.values():
+            full = worker.engine.load().running / self._spec.pool(worker.endpoint.pool).engine.max_num_seqs
+            used = _GPU_BYTES // 2 + round(full * _GPU_BYTES / 4)
+            worker.faults.gpus = (GpuLoad(0, float(full > 0), used, _GPU_BYTES, _WATTS * full, full, full),)
 
     def _tenants(self) -> TenantStats:
         return TenantStats(tuple(TenantUsage(name, running=self._running[name]) for name in TENANTS), None)
