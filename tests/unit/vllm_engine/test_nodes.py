@@ -113,6 +113,15 @@ def test_engines_over_nodes_and_stages_hand_kv_over() -> None:
     assert {name for name in first if first[name] != second[name]} == {"node_rank"}
 
 
+def test_ranks_on_other_nodes_have_the_same_bounds_of_images() -> None:
+    spec = deployment(WIDE)
+    pool = spec.pools[0]
+    told: dict[str, Any] = {"model_path": "/m", "platform": "cuda", "takes_images": True}
+    first, second = (follower_arguments(spec, pool, place=place, **told) for place in (FIRST, SECOND))
+    assert second["limit_mm_per_prompt"] == {"image": 8, "video": 0, "audio": 0}
+    assert {name for name in first if first[name] != second[name]} == {"node_rank"}
+
+
 def test_ranks_on_other_nodes_serve_kv_where_it_can_be_reached() -> None:
     spec = apart(WIDE, WIDE)
     pod = spec.worker.model_copy(update={"host": "pod"})

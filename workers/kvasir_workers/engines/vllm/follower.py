@@ -11,6 +11,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from kvasir.checkpoint.image_tokens import image_rule
 from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.model_support import served_classes
 from kvasir.config.load.parallel_support import missing_kernels
@@ -40,6 +41,7 @@ def follower_arguments(
     place: NodePlace,
     movement: KvMovement | None = None,
     classifies: bool = False,
+    takes_images: bool = False,
 ) -> dict[str, Any]:
     """Return the leader's arguments with another place: ranks must agree on all that shapes what they
     compute. Agents of the transfer serve at this node's `transfer.host`."""
@@ -48,7 +50,13 @@ def follower_arguments(
             deployment, pool, model_path=model_path, platform=platform, place=place, classifies=classifies
         )
     return engine_arguments(
-        deployment, pool, model_path=model_path, platform=platform, movement=movement, place=place
+        deployment,
+        pool,
+        model_path=model_path,
+        platform=platform,
+        movement=movement,
+        place=place,
+        takes_images=takes_images,
     )
 
 
@@ -81,6 +89,7 @@ async def follow(
             place=place,
             movement=movement_of(deployment, Path(model_path)),
             classifies=served_classes(deployment, Path(model_path)) is not None,
+            takes_images=image_rule(Path(model_path)) is not None,
         )
         await asyncio.to_thread(follower_runtime.run_ranks, arguments)
     except START_ERRORS as error:
