@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.kit.gateway.edge_link import Linked, core_parts, linked
@@ -12,6 +13,7 @@ from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import CapacityError
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.requests import Request
 from kvasir.native import StreamGaps
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
@@ -40,6 +42,18 @@ def submitted(both: Linked, name: str) -> ClientStream:
     stream = ClientStream(request(name))
     both.link.router.submit(stream.request, stream)
     return stream
+
+
+async def test_images_come_to_the_core_as_the_edge_has_them() -> None:
+    images = (PromptImage(1, 2, bytes(32), b"\x89PNG" + bytes(300_000)), PromptImage(3, 1, b"d" * 32, b"x"))
+    router = ScriptedRouter(MonotonicClock())
+    async with linked(core_parts(router)) as both:
+        stream = ClientStream(replace(request("mine"), images=images))
+        both.link.router.submit(stream.request, stream)
+        await until(lambda: router.streams)
+        assert router.streams[0].request.images == images
+        router.streams[0].finish()
+        await stream.finished()
 
 
 async def test_an_edge_that_is_gone_frees_its_requests_and_no_other_edges() -> None:
