@@ -3,8 +3,9 @@
 Kvasir is the router process that `make up` starts, with all its defaults: a tokenizer of realistic size, API
 keys, a tenant's limits, admission, decision records, metrics and a filled index, in front of scripted workers
 over real gRPC, each of which runs whole requests. In the rows of `kvasir-apart` half of the workers prefill
-and half of them decode; in those of `kvasir-no-fast-path` every delta goes through the request machine. Peers
-run in front of workers that give the same answers at the same rate over the peers' protocol. Rows of
+and half of them decode; those of `kvasir-up` are what `kvasir up` starts, which presents certificates and a
+token on each session as well; in those of `kvasir-no-fast-path` every delta goes through the request machine.
+Peers run in front of workers that give the same answers at the same rate over the peers' protocol. Rows of
 `observability` compare routers with all of it on and with all of it off: costs, traces, exemplars, records of
 decisions, the console and Prometheus. Client, systems and workers share the machine; the CPU of the process
 under test is compared.
@@ -83,6 +84,7 @@ def start(stand: Stand, client: Child, names: list[str], samples: Samples) -> li
         "dynamo": stand.dynamo,
     }
     systems = [stand.direct(), stand.kvasir(), stand.kvasir(apart=True), stand.kvasir(fast_path=False)]
+    systems.append(stand.as_up())
     for system in systems:
         await_serving(client, system)
     for name in names:

@@ -24,7 +24,9 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import resolve_model, tokenizer_digest
 from kvasir.config.spec.deployment import Deployment
-from kvasir_workers.server.grpc_server import GrpcServer
+from kvasir_platform.apps.common.peer_tls import tls_names, worker_files
+from kvasir_platform.apps.common.session_token import session_token
+from kvasir_workers.server.grpc_server import GrpcServer, ServerTls
 from kvasir_workers.server.sessions import SessionHost
 from load_tests.index_workload import stored
 from load_tests.scenarios.gateway.scripted_engine import ScriptedEngine
@@ -40,6 +42,9 @@ class Workers:
         digest = tokenizer_digest(resolve_model(model.source, model.revision))
         role = deployment.pool(pool).role
         self._pool = pool
+        files = worker_files(deployment, pool)
+        self._token = session_token(deployment.worker, None)
+        self._tls = None if files is None else ServerTls(files, tls_names(deployment).router)
         self._engines = [
             ScriptedEngine(model.name, pool, role, digest, model.context_length) for _ in range(count)
         ]
@@ -53,7 +58,9 @@ class Workers:
             host = await SessionHost.start(
                 engine, worker_id=f"{self._pool}-{number}", epoch=time.time_ns() // 1000, clock=clock
             )
-            server = GrpcServer(host.serve, bind="127.0.0.1:0", token=None, snapshot=host.snapshot)
+            server = GrpcServer(
+                host.serve, bind="127.0.0.1:0", token=self._token, snapshot=host.snapshot, tls=self._tls
+            )
             addresses.append(f"127.0.0.1:{await server.start()}")
             self._following.append(asyncio.create_task(server.follow(engine.wait_failed)))
         return addresses

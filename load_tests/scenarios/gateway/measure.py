@@ -10,7 +10,7 @@ from typing import Any
 
 from load_tests.scenarios.gateway.bodies import SIZES, WARM
 from load_tests.scenarios.gateway.processes import Child, ProcessError
-from load_tests.scenarios.gateway.systems import WORKERS, System
+from load_tests.scenarios.gateway.systems import System
 from load_tests.scenarios.gateway.usage import cpu_s, resident_bytes
 
 DELTAS_A_MESSAGE = (1, 8, 32, 128)
@@ -97,7 +97,7 @@ def chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
     streams = FEWER_STREAMS.get(deltas, STREAMS)
     before: Figures = {}
     if system.workers is not None:
-        system.workers.ask({"groups": streams // WORKERS // deltas})
+        system.workers.ask({"groups": max(1, streams // system.decoding // deltas)})
         before = system.workers.ask({"stats": 1})
     window_s = max(1.0, WINDOW_S * scale)
     figures = client.ask(system.order("streams", streams=streams, window_s=window_s))

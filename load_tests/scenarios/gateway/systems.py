@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -16,12 +17,18 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from kvasir.config.spec.workers import TlsSpec
+from kvasir.wire.tls import TlsNames
+from kvasir_platform.cluster.certificates import CertificateFolder
 from kvasir_platform.gateway.identity.keys import KeyEntry, hash_of, key_line, new_key
 from load_tests.scenarios.gateway.pacing import TOKEN
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import ROOT, Child, ProcessError, free_port
 
 WORKERS = 4
+NAME = "bench"
+"""Of Kvasir's deployment."""
+AS_UP = "kvasir-up"
 _START_S = 90.0
 _MODULE = "load_tests.scenarios.gateway"
 _OBSERVER = "tests.kit.observability.gateway_observer"
@@ -61,7 +68,7 @@ def spec(source: Path, folder: Path, *, apart: bool) -> dict[str, Any]:
         ]
     limits = {"requests_per_min": 10**9, "tokens_per_min": 10**12, "concurrency": 4096}
     return {
-        "name": "bench",
+        "name": NAME,
         "model": {"source": str(source), "served_name": "bench", "max_model_len": 200_000},
         "disaggregation": "always" if apart else "never",
         "pools": pools,
@@ -132,6 +139,22 @@ class Stand:
         observer.ask({"address": system.address, "key": system.key})
         return system
 
+    def as_up(self) -> System:
+        """The router process as `kvasir up` starts it: prefill and decode apart, and sessions that present
+        certificates on both sides and a token."""
+        folder = self._folder / f"{AS_UP}-secrets"
+        folder.mkdir()
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        tls, roles = TlsSpec(), ("prefill", "decode")
+        names = TlsNames(tls.trust_domain, NAME)
+        CertificateFolder(folder, names, roles, life_s=tls.rotate_h * 3600, wall_time=time.time).renew()
+        fields = {
+            "tls": {"mode": "files", "directory": str(folder)},
+            "worker": {"session_token_file": str(token)},
+        }
+        return self.kvasir(apart=True, grouped=True, name=AS_UP, fields=fields)
+
     def unobserved(self, name: str) -> System:
         """The router process with everything off that the spec can switch off of it: costs, traces, exemplars
         and records of decisions. Nothing reads its pages."""
@@ -142,6 +165,7 @@ class Stand:
         self,
         *,
         apart: bool = False,
+        grouped: bool | None = None,
         fast_path: bool = True,
         tree: Path = ROOT,
         name: str = "",
@@ -149,7 +173,9 @@ class Stand:
     ) -> System:
         """The router process as `make up` starts it, with static discovery, of the checkout `tree`, whose
         native extension is built. `fields` are those of the spec that are not the defaults, and `name` is
-        what it is then called."""
+        what it is then called. If it is `grouped`, by default unless `apart`, chunks are measured by how many
+        deltas share a message."""
+        grouped = not apart if grouped is None else grouped
         name = name or ("kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path")
         if tree != ROOT:
             name += f"-{tree.name}"
@@ -172,7 +198,7 @@ class Stand:
         argv = [sys.executable, "-m", "kvasir_platform.apps.router_app", "--deployment", str(file)]
         router = self.child(name, argv if fast_path else [*argv, "--no-fast-path"], env, tree=tree)
         address = router.hear(_START_S)["address"]
-        made = System(name, address, router, "", key, None if apart else workers, only_chunks=not fast_path)
+        made = System(name, address, router, "", key, workers if grouped else None, only_chunks=not fast_path)
         # The pool that decodes is the last one.
         made.regroup, made.decoding = partial(_regroup, workers), WORKERS // 2 if apart else WORKERS
         return made

@@ -7,7 +7,7 @@ from load_tests.suite.tables.paths import FUNCTION, GATEWAY, MODULE, MODULES, NA
 
 _SIZES = ("100 B", "16 KiB", "128 KiB")
 _REQUESTS = (*_SIZES, "128 KiB, warm", "100 B, alone")
-_OURS = ("", ", kvasir-apart")
+_OURS = ("", ", kvasir-apart", ", kvasir-up")
 _PEERS = (", haproxy", ", nginx", ", sglang-router", ", vllm-router", ", dynamo")
 _DELTAS = (1, 8, 32, 128)
 _RSS = ("rss, after the run", "rss, before any block", "rss, of a block", "rss, with its child processes")
@@ -115,7 +115,7 @@ WHOLE = Scenario(
         *names(
             "chunk, {deltas} deltas a message{system}",
             deltas=_DELTAS,
-            system=("", ", kvasir-no-fast-path"),
+            system=("", ", kvasir-no-fast-path", ", kvasir-up"),
         ),
         *names("chunk{system}", system=(", kvasir-apart", *_PEERS)),
         *names(
@@ -134,7 +134,7 @@ WHOLE = Scenario(
     ),
     (*GATEWAY, *ROUTER, *measuring("scenarios/gateway/**/*.py", "client.py")),
     lines=MODULES,
-    minutes=40,
+    minutes=50,
     optional=(f"not measured: {ANY}",),
 )
 
