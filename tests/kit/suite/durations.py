@@ -1,4 +1,4 @@
-"""Test durations: the slowest fifty tests, and seconds per folder against a budget, written to a file.
+"""Test durations: the slowest tests and groups, and seconds per folder against a budget, written to a file.
 
 A budget is three times what a folder takes on two idle cores, so that a busy machine stays within it, and a
 test that makes its folder several times slower does not.
@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from tests.kit.suite.schedule import group_of
 
 ROOT = Path(__file__).resolve().parents[3]
 BUDGETS = ROOT / "tests" / "budgets.toml"
@@ -43,6 +44,13 @@ class Durations:
             seconds[folder_of(test)] += taken
         return seconds
 
+    def groups(self, kind: str) -> Counter[str]:
+        """Seconds by group of the schedule."""
+        seconds: Counter[str] = Counter()
+        for test, taken in self._tests[kind].items():
+            seconds[group_of(test)] += taken
+        return seconds
+
     def over_budget(self) -> list[str]:
         """Describe each folder that exceeded its budget."""
         all_budgets = tomllib.loads(BUDGETS.read_text())
@@ -63,9 +71,12 @@ class Durations:
         for kind, tests in self._tests.items():
             lines = [f"{taken:9.2f} s  {folder}" for folder, taken in self.folders(kind).most_common()]
             slowest = [f"{taken:9.2f} s  {test}" for test, taken in tests.most_common(SLOWEST)]
+            groups = [f"{taken:9.2f} s  {group}" for group, taken in self.groups(kind).most_common(SLOWEST)]
             target = ROOT / "build" / f"test-durations-{kind}.txt"
             target.parent.mkdir(exist_ok=True)
-            target.write_text("\n".join(["folders", *lines, "", f"slowest {SLOWEST}", *slowest, ""]))
+            target.write_text(
+                "\n".join(["folders", *lines, "", "groups", *groups, "", f"slowest {SLOWEST}", *slowest, ""])
+            )
             terminalreporter.section(f"{kind} tests by folder (slowest: build/{target.name})")
             for line in lines:
                 terminalreporter.write_line(line)

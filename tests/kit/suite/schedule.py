@@ -25,27 +25,39 @@ SPREAD = ("tests/simulation/", "tests/helm/")
 """Folders whose tests share nothing that takes time to start: each test is a group."""
 LONGEST = (
     "default deployment",
-    "tests/e2e/test_engine_over_nodes.py",
     "tests/faults/test_scorecard_small.py",
     "tests/e2e/test_tiers_vllm.py",
-    "tests/e2e/test_migration_vllm.py",
-    "tests/e2e/test_ray_lifecycle.py",
-    "tests/e2e/test_auto_disaggregation.py",
     "tests/contract/test_vllm_kv_events.py",
+    "tests/e2e/test_engine_over_nodes.py",
+    "tests/e2e/test_ray_lifecycle.py",
+    "tests/e2e/test_migration_vllm.py",
+    "tests/e2e/test_auto_disaggregation.py",
     "tests/e2e/test_prefill_decode_equality.py",
-    "tests/e2e/test_scaling_live.py",
-    "tests/e2e/gateway/test_surface_outputs.py",
     "tests/security/test_edge_rows.py",
-    "contract engines",
-    "tests/e2e/test_failed_start.py",
     "tests/e2e/test_models_and_embeddings.py",
-    "tests/e2e/test_placement_on_nodes.py",
+    "tests/e2e/test_scaling_live.py",
+    "tests/fuzz/test_openapi.py",
+    "contract engines",
+    "tests/e2e/gateway/test_surface_outputs.py",
     "tests/e2e/test_engine_powers.py",
+    "tests/e2e/test_edges.py",
+    "tests/e2e/test_placement_on_nodes.py",
+    "tests/unit/transfer/test_nccl_faults.py",
+    "tests/e2e/test_failed_start.py",
+    "tests/helm/test_processes.py::test_what_the_chart_renders_streams_a_completion",
     "tests/faults/test_vllm_engine_death.py",
     "tests/e2e/test_model_kinds.py",
     "tests/e2e/test_up_over_https.py",
+    "tests/simulation/test_admission.py::test_a_greedy_tenant_does_not_slow_another_down",
+    "tests/contract/test_adapters_against_vllm.py",
+    "tests/contract/test_discovery.py",
+    "tests/unit/native/test_prefix_tree.py",
+    "tests/contract/test_vllm_connector_hooks.py",
+    "tests/security/test_http.py",
+    "tests/e2e/test_kubernetes_discovery.py",
 )
-"""Groups that take more than half a minute, the longest first."""
+"""Groups that take longer than ten seconds, the longest first: one of them at the end would leave a process
+idle. `build/test-durations-slow.txt` has what each takes."""
 
 
 def group_of(nodeid: str) -> str:
