@@ -32,7 +32,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts images-check scorecard reports clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts frameworks-check images-check scorecard reports clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -212,6 +212,9 @@ bench-paired: install-dev ## run the benchmarks of a request's path at BASE=COMM
 
 bench-agreement: install-dev ## compare `kvasir bench` with aiperf on the same endpoints (minutes; installs aiperf into build/)
 	@$(BIN)/python -m load_tests.scenarios.agreement $(ARGS)
+
+frameworks-check: install-dev ## run test suites of client frameworks, unmodified, into docs/API.md (minutes; installs them into build/)
+	@$(BIN)/python -m load_tests.scenarios.frameworks $(ARGS)
 
 bench-alerts: install-dev ## measure how soon each fault fires an alert in a real Prometheus (a quarter of an hour)
 	@$(BIN)/python -m load_tests.scenarios.alerts $(ARGS)

@@ -18,5 +18,6 @@ common=(--universal --python-version 3.11 --generate-hashes --no-header --no-emi
 "$uv" pip compile cpu.in --override overrides.txt --constraint dev.lock "${common[@]}" "${drop[@]/#/--no-emit-package=}" -o cpu.lock
 "$uv" pip compile base.in --constraint dev.lock "${common[@]}" -o base.lock
 "$uv" pip compile build.in --constraint dev.lock "${common[@]}" -o build.lock
+"$uv" pip compile frameworks.in "${common[@]}" -o frameworks.lock
 # A folder that holds torch's CPU build would win over the GPU build for the Pythons that it is for.
 env -u UV_FIND_LINKS "$uv" pip compile gpu.in "${common[@]}" -o gpu.lock
