@@ -46,7 +46,7 @@ def with_parsers(view: Deployment, folder: Path) -> Deployment:
     """Return `view` with the names of parsers for the model in `folder`: where the spec has `auto`, and, if
     one is certain, the parser of tool calls where it has none. Raises ConfigError if the spec has `auto` and
     no parser is certain."""
-    asked = {field for pool in view.pools for field in _CHOICES if getattr(pool.engine, field) == "auto"}
+    asked = fields_with_auto(view)
     names = _certain(view, folder) if asked or any(map(_takes_default, view.pools)) else {}
     for field in sorted(asked):
         if names[field] is None:
@@ -57,6 +57,11 @@ def with_parsers(view: Deployment, folder: Path) -> Deployment:
             )
     pools = tuple(_named(pool, names) for pool in view.pools)
     return view if pools == view.pools else view.model_copy(update={"pools": pools})
+
+
+def fields_with_auto(view: Deployment) -> set[str]:
+    """Return the fields of engines for which the spec has `auto`."""
+    return {field for pool in view.pools for field in _CHOICES if getattr(pool.engine, field) == "auto"}
 
 
 def _certain(view: Deployment, folder: Path) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvasir.checkpoint.architectures import MULTIMODAL
 from kvasir.checkpoint.model_config import ModelConfig
-from kvasir.config.load.model_parsers import with_parsers
+from kvasir.config.load.model_parsers import fields_with_auto, with_parsers
 from kvasir.config.load.model_support import model_problems, needs_weights
 from kvasir.config.load.object_storage import is_object_uri
 from kvasir.config.spec.deployment import Deployment
@@ -115,7 +115,7 @@ def _tokenizer(model: ModelProbe) -> Iterator[Finding]:
 
 
 def _parsers(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
-    if "tokenizer.json" not in model.files or model.to_download:
+    if "tokenizer.json" not in model.files or model.to_download or not fields_with_auto(view):
         return
     try:
         with_parsers(view, Path(model.folder))
