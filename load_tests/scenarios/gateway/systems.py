@@ -156,8 +156,8 @@ class Stand:
         return self.kvasir(apart=True, grouped=True, name=AS_UP, fields=fields)
 
     def unobserved(self, name: str) -> System:
-        """The router process with everything off that the spec can switch off of it: costs, traces, exemplars
-        and records of decisions. Nothing reads its pages."""
+        """The router process with all of that off, as far as the spec can switch it off: costs, traces,
+        exemplars and records of decisions. Nothing reads its pages."""
         fields = {"cost": {"enabled": False}, "routing": {"decision_records": 0}}
         return self.kvasir(name=name, fields=fields)
 

@@ -1,9 +1,9 @@
 """What observing costs: routers with all of it on and with all of it off, measured in turn.
 
 Routers run at the same time, and each measurement is made of all of them before the next one begins, in
-another order each round, so that drift of the machine affects all alike. A ratio is taken within each round,
-and its median over the rounds is compared with the target. A second router with everything off shows by how
-much equal routers differ in such a run.
+another order each round, so that drift of the machine affects all alike. A ratio is one of two measurements
+of the same round, and the median of all ratios is compared with the target. A second router with everything
+off shows by how much equal routers differ in such a run.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ def observability_rows(folder: Path, *, rounds: int, scale: float) -> list[Row]:
         for number in range(rounds):
             say(f"observability, round {number + 1} of {rounds}")
             client.ask({"do": "round", "scale": scale})
-            for system in turned(list(systems.values()), number):
+            order = turned(list(systems.values()), number)
+            # Requests take seconds, where chunks take half a minute, so twice and in both directions.
+            for system in (*order, *reversed(order)):
                 asked = client.ask(system.order("requests", size=_SHORT.name))
                 samples.add(system.name, _SHORT.name, asked)
-            for system in turned(list(systems.values()), number):
+            for system in order:
                 samples.add(system.name, chunk_name(DELTAS), chunks(client, system, DELTAS, scale))
     if samples.wrong:
         raise ProcessError("; ".join(f"{what}: {why}" for what, why in samples.wrong.items()))
@@ -74,7 +76,7 @@ def turned(systems: Sequence[Each], number: int) -> list[Each]:
 
 def rows_of(samples: Samples, names: dict[str, str]) -> list[Row]:
     """Return a row of each figure of each router that is compared with the one of `off`. `names` are those of
-    the routers in the samples, which have as many rounds of each."""
+    the routers in the samples, which have as many measurements of each."""
     rows = []
     for what, of, unit in _MEASURED:
         off = samples.cpu(names["off"], what, of)
@@ -92,7 +94,7 @@ def rows_of(samples: Samples, names: dict[str, str]) -> list[Row]:
                     ratio=ratio,
                     target_ratio=MOST_RATIO if kind == "sampled" else None,
                     spread=spread,
-                    note=f"{note}; peer: everything off; {len(on)} rounds, ratios {ratios[0]:.3f} to "
+                    note=f"{note}; peer: everything off; {len(on)} pairs, ratios {ratios[0]:.3f} to "
                     f"{ratios[1]:.3f}",
                 )
             )
