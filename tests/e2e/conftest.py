@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.kit.gateway.otlp_collector import Collector, collector
 from tests.kit.lab.invariants import invariant_violations
 from tests.kit.stack import DEFAULT, Stack, start_stack
 
+REST_S = 30.0
+
+
+@pytest.fixture(scope="session")
+def running_stacks() -> list[Stack]:
+    """The stacks that run, of which the longest-lived come first."""
+    return []
+
 
 @pytest.fixture(scope="session", name="start_stack")
-def start_stack_fixture() -> Callable[..., contextlib.AbstractContextManager[Stack]]:
-    """Starts `kvasir up` in a given home with more arguments."""
-    return start_stack
+def start_stack_fixture(
+    running_stacks: list[Stack],
+) -> Callable[..., contextlib.AbstractContextManager[Stack]]:
+    """Starts `kvasir up` in a given home with more arguments. A test that succeeds leaves it at rest; with
+    `secure` that is left to the test."""
+
+    @contextlib.contextmanager
+    def started(home: Path, *arguments: str, secure: bool = False, **options: Any) -> Iterator[Stack]:
+        with start_stack(home, *arguments, **options) as running:
+            if secure:
+                # Its pages ask for certificates that its test has, which looks at them itself.
+                yield running
+                return
+            running_stacks.append(running)
+            try:
+                yield running
+                check_rest(running)
+            finally:
+                running_stacks.remove(running)
+
+    return started
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +53,11 @@ def traces() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterator[Stack]:
+def stack(
+    start_stack: Callable[..., contextlib.AbstractContextManager[Stack]],
+    tmp_path_factory: pytest.TempPathFactory,
+    traces: Collector,
+) -> Iterator[Stack]:
     """The embedded default, prefill and decode apart, with an adapter and traces. Float32 and one thread make
     tokens comparable."""
     home = tmp_path_factory.mktemp("kvasir")
@@ -36,21 +68,26 @@ def stack(tmp_path_factory: pytest.TempPathFactory, traces: Collector) -> Iterat
 
 
 @pytest.fixture(autouse=True)
-def invariants(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test on the stack: nothing runs, is pinned or accounted, and no stream lost a token."""
+def invariants(request: pytest.FixtureRequest, running_stacks: list[Stack]) -> Iterator[None]:
+    """After every test, on all stacks that go on running: nothing runs, is pinned or accounted, and no stream
+    lost a token."""
     yield
-    if "stack" not in request.fixturenames:
-        return
-    running: Stack = request.getfixturevalue("stack")
-    if request.node.get_closest_marker("stops_stack") is not None:
-        return
-    left: list[str] = []
+    if request.node.get_closest_marker("stops_stack") is None:
+        for running in running_stacks:
+            check_rest(running)
+
+
+def check_rest(running: Stack) -> None:
+    """Wait until the stack is at rest, unless the test stopped it; fail with what remains."""
+    left = ["its gateway does not answer"]
 
     def at_rest() -> bool:
+        if running.process.poll() is not None:
+            return True
         left[:] = invariant_violations(running.page("/status").json(), running.page("/metrics").text)
         return not left
 
     try:
-        running.wait_until(at_rest, 30.0, "rest")
+        running.wait_until(at_rest, REST_S, "rest")
     except pytest.fail.Exception:
         pytest.fail(f"after the test there remain: {'; '.join(left)}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from tests.kit.lab.invariants import invariant_violations
 
 from kvasir_platform.cluster.certificates import Authority
 
@@ -43,7 +44,7 @@ def test_with_https_for_certified_clients_up_is_ready_and_commands_work(
         Path(file).write_bytes(authority.certify("spiffe://x/y", NAME, now - 60.0, now + 86_400.0))
     Path("clients.pem").write_bytes(authority.pem)
     Path("kvasir.yaml").write_text(SPEC.format(edges=edges))
-    with start_stack(tmp_path, "-f", "kvasir.yaml") as stack:
+    with start_stack(tmp_path, "-f", "kvasir.yaml", secure=True) as stack:
         monkeypatch.chdir("/")
         (status,) = json.loads(stack.kvasir("-o", "json", "status").stdout)
         assert (status["url"], status["problem"]) == (f"https://{stack.address}", "")
@@ -59,6 +60,13 @@ def test_with_https_for_certified_clients_up_is_ready_and_commands_work(
             )
             assert answer.status_code == 200
             figures = client.get("/metrics", extensions={"sni_hostname": NAME}).text
+
+            def at_rest() -> bool:
+                sni = {"sni_hostname": NAME}
+                status = client.get("/status", extensions=sni).json()
+                return not invariant_violations(status, client.get("/metrics", extensions=sni).text)
+
+            stack.wait_until(at_rest, 30.0, "rest")
         (expiry,) = [line for line in figures.splitlines() if line.startswith("kvasir_gateway_certificate_")]
         assert abs(float(expiry.split()[1]) - (now + 86_400.0)) < 2.0
         explained = stack.kvasir("explain", answer.headers["x-request-id"])
