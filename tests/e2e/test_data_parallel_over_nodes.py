@@ -1,4 +1,5 @@
-"""Data-parallel ranks of a mixture of experts on two nodes, on real vLLM: each answers as one engine does.
+"""Data-parallel ranks of a mixture of experts on two nodes, on real vLLM: each answers as one engine does,
+and keeps KV in its node's memory.
 
 vLLM's CPU build lacks two collectives of the exchange, which tests/kit/engines/gathering_worker.py adds;
 experts are divided in parts, since its kernels cannot divide them whole.
@@ -23,6 +24,7 @@ from tests.kit.models.maker import make_model
 from tests.kit.processes import lives
 
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.requests import Role, Sampling
 from kvasir_workers.engines.nodes import NodePlace, leading
 
@@ -69,6 +71,19 @@ async def answers(bench: EngineBench, prompts: list[list[int]], rank: int | None
     return [[each.sampled.logprob for each in done.choice().logprobs] for done in await bench.run(*requests)]
 
 
+async def comes_back(
+    bench: EngineBench, prompt: list[int], others: list[list[int]], rank: int
+) -> list[float]:
+    """Return the log-probabilities of what a rank generates for a prompt whose KV has left its device, and
+    came back from its node's memory."""
+    await answers(bench, others, rank)
+    (done,) = await bench.run(replace(bench.request(prompt, GREEDY), data_parallel_rank=rank))
+    assert done.last is not None
+    assert done.last.usage is not None
+    assert done.last.usage.tier_tokens == (len(prompt) - 1) // 32 * 32
+    return [each.sampled.logprob for each in done.choice().logprobs]
+
+
 async def test_every_rank_answers_as_one_engine_does_and_a_lost_node_takes_its_cores_along(
     tmp_path: Path,
 ) -> None:
@@ -77,7 +92,8 @@ async def test_every_rank_answers_as_one_engine_does_and_a_lost_node_takes_its_c
     asked = [prompts.fresh(length) for length in (2, 33, 120, 300)]
     async with running(deployment(), folder) as alone:
         expected = await answers(alone, asked, None)
-    spec = deployment(data_parallel_size=2, nodes=2, args=GATHERS)
+    spec = deployment(data_parallel_size=2, nodes=2, args=GATHERS, kv_cache_bytes=4 << 20)
+    spec = spec.model_copy(update={"tiers": TiersSpec(cpu=CpuTierSpec(bytes=32 << 20))})
     place = leading("127.0.0.1")
     arguments = [spec.model_dump_json(), folder, place.leader, str(place.port), str(place.rpc_port)]
     follower = psutil.Popen([sys.executable, "-c", FOLLOWER, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL)
@@ -88,6 +104,9 @@ async def test_every_rank_answers_as_one_engine_does_and_a_lost_node_takes_its_c
                 found = await answers(spread, asked, rank)
                 for mine, theirs in zip(found, expected, strict=True):
                     assert mine == pytest.approx(theirs, abs=1e-4)
+                others = [prompts.fresh(400) for _ in range(8)]
+                again = await comes_back(spread, asked[-1], others, rank)
+                assert again == pytest.approx(expected[-1], abs=1e-4)
             below = follower.children(recursive=True)
             assert len(below) >= 2, "a core and a rank"
             follower.kill()
