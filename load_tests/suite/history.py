@@ -22,8 +22,11 @@ class History:
         self._root = root
 
     def whole(self) -> bool:
-        """Whether the checkout is one of git, with all commits before HEAD."""
-        done = self._run("rev-parse", "--is-shallow-repository")
+        """Whether the checkout is one of git, with all commits before HEAD, and git is installed."""
+        try:
+            done = self._run("rev-parse", "--is-shallow-repository")
+        except GitError:
+            return False
         return done.returncode == 0 and done.stdout.strip() == "false"
 
     def head(self) -> str:
