@@ -17,7 +17,8 @@ _FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """JPEG markers of a frame's header, which has the dimensions."""
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 """JPEG markers without a length."""
-_MAX_SEGMENTS = 1024
+_MAX_STEPS = 1024
+"""Segments and bytes of padding before the header of a JPEG's frame."""
 
 
 class ImageHeader(NamedTuple):
@@ -60,12 +61,13 @@ def _png(data: bytes) -> tuple[int, ...]:
 def _jpeg(data: bytes) -> tuple[int, ...]:
     """Return width and height of the first frame."""
     at = 2
-    for _ in range(_MAX_SEGMENTS):
-        while data[at : at + 2] == b"\xff\xff":
-            at += 1
+    for _ in range(_MAX_STEPS):
         if len(data) < at + 4 or data[at] != 0xFF:
             return ()
         marker = data[at + 1]
+        if marker == 0xFF:
+            at += 1
+            continue
         if marker in _FRAMES:
             return _big(data, at + 7, 2) + _big(data, at + 5, 2)
         if marker == 0xDA:
