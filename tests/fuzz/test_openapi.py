@@ -67,10 +67,11 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("soak")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "not"])
 @pytest.mark.parametrize("label", sorted(OPERATIONS))
 def test_each_operation_answers_as_the_document_says(label: str, mode: GenerationMode, address: str) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(suppress_health_check=list(HealthCheck))
     @given(case=OPERATIONS[label].as_strategy(generation_mode=mode))
     def answered(case: Any) -> None:
         case.call_and_validate(base_url=address, checks=CHECKS)
