@@ -17,6 +17,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             gateway.TOKENIZING,
             gateway.EDGE_LINK,
             gateway.BOUNDS,
+            gateway.FRAMEWORKS,
             engines.FOUNDATION,
             routing.INDEX,
             kv.OVERLAP,

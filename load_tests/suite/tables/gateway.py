@@ -156,3 +156,23 @@ PAIRED = Scenario(
     needs=("base",),
     optional=(f"gateway: {ANY}",),
 )
+
+_FRAMEWORKS = (
+    "LangChain, standard tests, OpenAI",
+    "LangChain, standard tests, Anthropic",
+    "OpenAI Agents SDK",
+    "Pydantic AI",
+    "LiteLLM",
+)
+_RESULTS = ("passed", "refused", "failed")
+
+FRAMEWORKS = Scenario(
+    "frameworks",
+    "make frameworks-check",
+    "load_tests.scenarios.frameworks",
+    names(f"{{suite}} {ANY}, scripted model: {{what}}", suite=_FRAMEWORKS, what=_RESULTS),
+    (*GATEWAY, *measuring("scenarios/frameworks/*.py"), "tests/e2e/frameworks/suites/*.py"),
+    lines=MODULES,
+    minutes=8,
+    optional=names(f"{{suite}} {ANY}, kvasir-tiny: {{what}}", suite=_FRAMEWORKS, what=_RESULTS),
+)
