@@ -116,8 +116,12 @@ def runtime() -> Iterator[Any]:
     before = dict(os.environ)
     deployment = Deployment()
     os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
+    from vllm.envs import disable_envs_cache
+
     from kvasir_workers.engines.vllm.runtime import engine_runtime as module
 
+    # An engine's core in this process has vLLM keep the environment of its start.
+    disable_envs_cache()
     yield module
     os.environ.clear()
     os.environ.update(before)
