@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.requests import (
     Constraint,
     Continuation,
     EngineRequest,
+    Leg,
     OutputParsing,
     Sampling,
     StructuredOutput,
@@ -132,6 +135,44 @@ async def test_what_takes_too_long_is_given_up(bench: Bench, monkeypatch: pytest
         await bench.preparer.prepare(request)
     with pytest.raises(Busy):
         await bench.preparer.prepare(request)
+
+
+class Images:
+    """Makes nothing of images while `gate` is clear."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def prompt(self, request: EngineRequest, threads: Any) -> str:
+        await self.gate.wait()
+        return request.request_id
+
+
+@pytest.mark.soak
+async def test_images_of_one_request_at_a_time_are_decoded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvasir_workers.engines.vllm.output import preparing
+
+    taken = (PromptImage(0, 1, b"digest", b"data"),)
+    with pytest.raises(ValueError, match="takes no images"):
+        await bench.preparer.prepare(bench.request(images=taken))
+    bench.preparer._images = images = Images()
+    requests = [
+        bench.request(request_id=name, images=taken, leg=leg) for name, leg in zip("ab", Leg, strict=False)
+    ]
+    assert [bench.preparer.at_once(each) for each in requests] == [None, None]
+    both = [asyncio.ensure_future(bench.preparer.prepare(each)) for each in requests]
+    images.gate.set()
+    assert [(await each).prompt for each in both] == ["a", "b"]
+    monkeypatch.setattr(preparing, "TIME_LIMIT_S", 0.05)
+    images.gate.clear()
+    late = [bench.preparer.prepare(each) for each in requests]
+    # The second waits for the first to end, and is told so.
+    assert [type(each) for each in await asyncio.gather(*late, return_exceptions=True)] == [
+        TimeoutError,
+        Busy,
+    ]
 
 
 def test_only_so_much_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.requests import (
     Constraint,
     EngineRequest,
@@ -64,8 +65,9 @@ class Queue:
         )
         self.preparing.start(preparer, (ValueError,))
 
-    def begin(self, name: str) -> LegStream:
-        stream = LegStream(EngineRequest(name, token_ids([1]), Sampling(), parsing=OutputParsing()))
+    def begin(self, name: str, *images: PromptImage) -> LegStream:
+        parsing = None if images else OutputParsing()
+        stream = LegStream(EngineRequest(name, token_ids([1]), Sampling(), parsing=parsing, images=images))
         self.preparing.begin(stream)
         return stream
 
@@ -107,6 +109,19 @@ async def test_what_cannot_be_prepared_fails_with_the_reason() -> None:
     assert queue.failed[1][:2] == ("slow", "invalid_value")
     assert queue.failed[2] == ("late", "worker_overloaded", "others first")
     assert queue.failed[3] == ("odd", "worker_failed", "KeyError: 'tokenizer'")
+
+
+async def test_slow_images_are_not_called_slow_rules() -> None:
+    preparer = Preparer(faults={"rule": TimeoutError(), "image": TimeoutError()})
+    queue = Queue(preparer)
+    queue.begin("rule")
+    assert queue.begin("image", PromptImage(0, 1, b"digest", b"data")).wants_preparing
+    preparer.gate.set()
+    await turn()
+    assert [("schema" in message, "images" in message) for _, _, message in queue.failed] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 async def test_a_leg_that_ended_meanwhile_is_forgotten() -> None:
