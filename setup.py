@@ -1,15 +1,16 @@
-"""Builds the native extension; everything else is declared in pyproject.toml.
+"""Builds the native code; everything else is declared in pyproject.toml.
 
-The extension is optional at build time: without a C++ compiler the Python twin serves, says so once
-on start, and benchmarks refuse to run on it.
+Both parts are optional at build time. Without a C++ compiler the Python twin of the extension serves, says so
+once on start, and benchmarks refuse to run on it; engines over several nodes do not start.
 """
 
 from glob import glob
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
-from setuptools import setup
+from setuptools import Extension, setup
 
 SOURCES = "platform/kvasir/native/src"
+SIGNING = "workers/kvasir_workers/engines/signing"
 
 with ParallelCompile():
     setup(
@@ -22,6 +23,14 @@ with ParallelCompile():
                 cxx_std=17,
                 extra_compile_args=["-O3", "-fvisibility=hidden"],
                 optional=True,
-            )
+            ),
+            # Not a module of Python: LD_PRELOAD loads it into the processes of engines over several nodes.
+            Extension(
+                "kvasir_workers.engines.signing._signed_tcp",
+                [f"{SIGNING}/signed_tcp.c"],
+                extra_compile_args=["-fvisibility=hidden"],
+                libraries=["dl"],
+                optional=True,
+            ),
         ]
     )

@@ -6,6 +6,8 @@ vLLM starts such an engine from its command line only; follower_runtime.py does 
 from __future__ import annotations
 
 import inspect
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
+from kvasir_workers.engines.signing.signed_tcp import signing_variables
 from kvasir_workers.engines.vllm.follower import follower_arguments
 
 pytestmark = pytest.mark.slow
@@ -74,3 +77,21 @@ def test_the_worker_knows_which_node_it_is_on(runtime: Any) -> None:
     assert "self.parallel_config = " in inspect.getsource(WorkerBase.__init__), (
         "worker_extension.py:kvasir_leave_with reads `parallel_config.node_rank`"
     )
+
+
+def test_torch_and_zeromq_connect_through_functions_that_a_library_before_them_replaces() -> None:
+    torch, zmq = pytest.importorskip("torch"), pytest.importorskip("zmq")
+    libraries = Path(torch.__file__).parent / "lib", Path(zmq.__file__).parents[1] / "pyzmq.libs"
+    of_torch, of_zmq = libraries[0] / "libtorch_cpu.so", next(libraries[1].glob("libzmq*"))
+    for library in (of_torch, of_zmq):
+        listed = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
+        names = {line.split()[-1].partition("@")[0] for line in listed.splitlines() if " U " in line}
+        assert {"listen", "connect"} <= names, f"signed_tcp.c cannot sign sockets of {library.name}"
+
+
+def test_vllm_spawns_its_processes_where_a_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.utils.system_utils import get_mp_context
+
+    variables = signing_variables("k", {})
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", variables["VLLM_WORKER_MULTIPROC_METHOD"])
+    assert get_mp_context().get_start_method() == "spawn", "a forked process would not load the library"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +165,40 @@ def two(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -> It
 def expected(two: Stack) -> str:
     """What it writes."""
     return _stream(two, TOKENS)
+
+
+def _ports_of_ranks(stack: Stack) -> dict[int, set[str]]:
+    """The ports on which processes below both nodes listen, and their addresses."""
+    found: dict[int, set[str]] = {}
+    for node in (stack.replica("both"), _follower(stack)):
+        for rank in node.children(recursive=True):
+            for each in rank.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    found.setdefault(each.laddr.port, set()).add(each.laddr.ip)
+    return found
+
+
+@pytest.mark.soak
+def test_a_stranger_gets_no_connection_to_any_port_between_the_nodes_and_disturbs_no_stream(
+    two: Stack, expected: str
+) -> None:
+    ports = _ports_of_ranks(two)
+    # The store, a queue of steps, a queue of results for each rank, and gloo's groups.
+    assert len(ports) > 4, ports
+
+    def knock(port: int) -> str:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+                return f"{ports[port]}:{port} is open: {connection.recv(16)!r}"
+        except TimeoutError:
+            return ""
+
+    with _streaming(two, LONG) as events:
+        next(events)
+        with ThreadPoolExecutor(len(ports)) as strangers:
+            assert [answer for answer in strangers.map(knock, ports) if answer] == []
+        assert sum(len(event["choices"]) for event in events) > LONG // 2
+    assert _stream(two, TOKENS) == expected
 
 
 # Nothing is computed meanwhile, so that no rank would ever notice that the others are gone.

@@ -389,3 +389,19 @@ def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
 def test_a_control_groups_cpu_quota_counts(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("50000 100000")
     assert usable_cpus(tmp_path) == 0.5
+
+
+def test_nodes_of_an_engine_that_cannot_sign_their_connections_are_an_error_until_it_is_accepted() -> None:
+    wide = (
+        "disaggregation=never",
+        "pools=[{name: wide, role: both, engine: {nodes: 2, tensor_parallel_size: 2}}]",
+    )
+    unable = replace(SOUND, cannot_sign="the kernel signs no TCP connections: use another; or, accept it")
+    finding = next(f for f in troubles(unable, *wide) if f.check == "fabric")
+    assert finding.level == "error"
+    assert "pools.wide.engine.nodes" in finding.message
+    assert finding.remedy == "use another; or, accept it"
+    accepted = "pools.wide.engine.unauthenticated_rendezvous=true"
+    for machine, more in ((unable, [accepted]), (SOUND, [])):
+        assert not [f for f in troubles(machine, *wide, *more) if f.check == "fabric"]
+    assert not [f for f in troubles(unable) if f.check == "fabric"]

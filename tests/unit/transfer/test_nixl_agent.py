@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import psutil
 import pytest
@@ -39,6 +40,18 @@ def opened_by(host: str, *, tcp: bool = False) -> set[str]:
 def test_an_agent_on_one_machine_opens_no_port() -> None:
     assert opened_by("127.0.0.1") == set()
     assert "UCX_TLS" not in os.environ
+
+
+def test_only_the_user_opens_what_an_agent_shares_on_one_machine() -> None:
+    agent = NixlAgent("shares", "127.0.0.1")
+    try:
+        handles = [each for each in list(Path("/proc/self/fd").iterdir()) if each.is_symlink()]
+        shared = [each for each in handles if "ucx_shm" in str(each.readlink())]
+        assert shared
+        assert {each.stat().st_mode & 0o077 for each in shared} == {0}
+        assert "SYSV" not in Path("/proc/self/maps").read_text()
+    finally:
+        agent.close()
 
 
 def test_an_agent_between_machines_without_rdma_devices_starts_no_transport() -> None:

@@ -7,27 +7,31 @@ The other nodes' processes only have ranks.
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kvasir_workers.engines.signing.signed_tcp import make_key
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
     """One node's place. `rank` counts nodes from 0, the leader; `address` is this node's own; all ranks
-    connect at `leader` and `port`, and engine cores of data-parallel ranks at `leader` and `rpc_port`."""
+    connect at `leader` and `port`, and engine cores of data-parallel ranks at `leader` and `rpc_port`. With
+    `key` they sign these connections (kvasir_workers.engines.signing)."""
 
     rank: int
     address: str
     leader: str
     port: int
     rpc_port: int
+    key: str = field(default="", repr=False)
 
 
 def leading(address: str) -> NodePlace:
-    """Return the place of the leading node, at `address`, with ports that are free at the moment. Raise
-    OSError for an address that is not this machine's."""
+    """Return the place of the leading node, at `address`, with ports that are free at the moment, and a new
+    key. Raise OSError for an address that is not this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as ranks, socket.socket(family) as cores:
         for probe in (ranks, cores):
             probe.bind((address, 0))
-        ports = (int(probe.getsockname()[1]) for probe in (ranks, cores))
-        return NodePlace(0, address, address, *ports)
+        port, rpc_port = (int(probe.getsockname()[1]) for probe in (ranks, cores))
+        return NodePlace(0, address, address, port, rpc_port, key=make_key())

@@ -130,6 +130,9 @@ class EngineSpec(Spec):
     nodes: int = Field(default=1, ge=1, le=64)
     """Pods, or bundles in Ray, over which each replica is spread. Its ranks are divided equally: whole
     data-parallel ranks first, then pipeline stages, then the ranks of a stage."""
+    unauthenticated_rendezvous: bool = False
+    """Let the ranks of several nodes connect without a key. Whoever reaches their ports can then read
+    prompts, and run code in the engine."""
     expert_parallel: bool = False
     """Keep whole experts on each of the tensor x data parallel ranks, instead of a part of every expert."""
     all2all_backend: All2AllBackend | None = None

@@ -47,7 +47,7 @@ def examine(deployment: Deployment, machine: MachineFacts) -> list[Finding]:
         return [finding for check in in_a_pod for finding in check(deployment, machine)]
     checks = (
         _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus,
-        _gpu_memory, _shm, _open_files, _native, _fabric, _tiers, _limits,
+        _gpu_memory, _shm, _open_files, _native, _fabric, _rendezvous, _tiers, _limits,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
 
@@ -308,6 +308,14 @@ def _fabric(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
             "set transfer.kind: auto and remove transfer.nixl.unauthenticated_tcp, or run where RDMA devices "
             "are",
         )
+
+
+def _rendezvous(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
+    for pool in deployment.pools:
+        if pool.engine.nodes > 1 and not pool.engine.unauthenticated_rendezvous and machine.cannot_sign:
+            what, _, remedy = machine.cannot_sign.partition(": ")
+            at = f"pools.{pool.name}.engine.nodes: connections between the nodes are signed, and"
+            yield Finding("fabric", "error", f"{at} {what}", remedy)
 
 
 def _kubernetes(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:

@@ -66,7 +66,8 @@ class MachineFacts:
     `installed` and `pinned` map distributions to versions, the latter as this release of Kvasir requires
     them; `modules` are those of the Python modules with kernels that are installed; `cpu` is the CPU's kind.
     `gpu_devices` are the names of GPUs, "" for one whose name is unknown. `limits_problem` is why the Redis
-    of rate limits cannot be reached. `rdma`: there is an RDMA device with an active port."""
+    of rate limits cannot be reached. `rdma`: there is an RDMA device with an active port. `cannot_sign` is
+    why connections between the nodes of an engine cannot be signed, with the remedy."""
 
     system: str
     cpus: float
@@ -89,6 +90,7 @@ class MachineFacts:
     tiers: TierProbe = TierProbe()
     limits_problem: str = ""
     rdma: bool = False
+    cannot_sign: str = ""
     kubernetes: KubernetesProbe | None = None
 
     def model_of(self, view: Deployment) -> ModelProbe:

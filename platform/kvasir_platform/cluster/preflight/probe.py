@@ -216,6 +216,7 @@ def _connections(deployment: Deployment) -> dict[str, Any]:
     if deployment.discovery.kind == "kubernetes":
         return {}
     # The image of routers has no workers.
+    from kvasir_workers.engines.signing.signed_tcp import cannot_sign
     from kvasir_workers.transfer.common.nics import rdma_ports
 
-    return {"rdma": bool(rdma_ports())}
+    return {"rdma": bool(rdma_ports()), "cannot_sign": cannot_sign() or ""}

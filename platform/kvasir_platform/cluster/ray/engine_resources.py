@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvasir.config.spec.deployment import PoolSpec
+from kvasir.config.spec.deployment import EngineSpec, PoolSpec
 from kvasir_platform.cluster.ray.pod_templates import follower_resource, pool_resource, template_resource
+from kvasir_workers.engines.signing.signed_tcp import LIBRARY, PRELOAD_VARIABLE
 
 
 def shares(pool: PoolSpec, template: str | None) -> list[dict[str, Any]]:
@@ -32,3 +33,11 @@ def bundles(reserved: Sequence[dict[str, Any]]) -> list[dict[str, float]] | None
         {"CPU": each["num_cpus"], "GPU": each["num_gpus"], **each.get("resources", {})} for each in reserved
     )
     return [{name: amount for name, amount in bundle.items() if amount} for bundle in made]
+
+
+def preloaded(engine: EngineSpec) -> dict[str, Any]:
+    """Return the actor options with which the process of a replica signs its own connections to other nodes:
+    those of the front of data-parallel ranks. Other processes of an engine are started later, by vLLM."""
+    if engine.nodes == 1 or engine.data_parallel_size == 1 or engine.unauthenticated_rendezvous:
+        return {}
+    return {"runtime_env": {"env_vars": {PRELOAD_VARIABLE: str(LIBRARY)}}}

@@ -31,7 +31,7 @@ from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError, ProtocolError
 from kvasir.core.membership import NAMESPACE, MemberRecord, leave_key, member_prefix
 from kvasir.ports.clock import Clock
-from kvasir_platform.cluster.ray.engine_resources import bundles, shares
+from kvasir_platform.cluster.ray.engine_resources import bundles, preloaded, shares
 from kvasir_platform.cluster.ray.membership import drain_node
 from kvasir_platform.cluster.ray.pod_templates import (
     PodRow,
@@ -354,7 +354,7 @@ class RayPools:
             max_constructor_retry_count=CONSTRUCTOR_RETRIES,
             max_surge_percent=SURGE_PERCENT if surge else 0,
             rolling_update_percentage=SURGE_PERCENT / 100,
-            ray_actor_options=reserved[0],
+            ray_actor_options=reserved[0] | preloaded(pool.engine),
             placement_group_bundles=bundles(reserved),
         )
         # Without a version, Serve would invent one at each call, and never return to an earlier one.

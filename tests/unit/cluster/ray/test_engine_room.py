@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvasir.config.spec.deployment import EngineSpec, PoolSpec
 from kvasir.core.requests import Role
-from kvasir_platform.cluster.ray.engine_resources import bundles, shares
+from kvasir_platform.cluster.ray.engine_resources import bundles, preloaded, shares
+from kvasir_workers.engines.signing.signed_tcp import LIBRARY
 
 
 def pool(nodes: int, gpus: float = 0) -> PoolSpec:
@@ -32,3 +33,15 @@ def test_a_group_has_room_for_all_nodes_and_nothing_that_is_none() -> None:
         {"GPU": 8, "kvasir-pool-wide": 1},
         {"GPU": 8, "kvasir-follower-wide": 1},
     ]
+
+
+def test_only_the_front_of_ranks_on_several_nodes_is_started_with_the_library_that_signs() -> None:
+    def variables(**engine: object) -> dict[str, str]:
+        options = preloaded(EngineSpec.model_validate({"kv_events": False, **engine}))
+        found: dict[str, str] = options.get("runtime_env", {}).get("env_vars", {})
+        return found
+
+    assert variables(nodes=2, data_parallel_size=2) == {"LD_PRELOAD": str(LIBRARY)}
+    assert variables(nodes=2, tensor_parallel_size=2) == {}
+    assert variables(data_parallel_size=2) == {}
+    assert variables(nodes=2, data_parallel_size=2, unauthenticated_rendezvous=True) == {}

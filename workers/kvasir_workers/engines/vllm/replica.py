@@ -37,6 +37,7 @@ from kvasir_workers.engines.vllm.setup.arguments import environment, log_level
 from kvasir_workers.engines.vllm.setup.engine_errors import START_ERRORS, EngineErrors
 from kvasir_workers.engines.vllm.setup.movement import with_chosen_transfer
 from kvasir_workers.engines.vllm.setup.quantize import quantized_folder
+from kvasir_workers.engines.vllm.setup.rendezvous import rendezvous_variables
 
 if TYPE_CHECKING:
     from kvasir_workers.engines.vllm.setup.load import LoadRecorder
@@ -57,7 +58,9 @@ CACHE_FOLDER = Path.home() / ".cache" / "kvasir"
 async def set_environment(
     deployment: Deployment, pool: PoolSpec, place: NodePlace | None, errors: EngineErrors
 ) -> None:
-    """Set the variables of an engine of `pool` in this process. vLLM reads part of them at import."""
+    """Set the variables of an engine of `pool` in this process. vLLM reads part of them at import. Raise
+    ConfigError if the nodes of the engine could not keep others out."""
+    signing = rendezvous_variables(pool, place, os.environ)
     kept = await asyncio.to_thread(compile_cache, deployment, pool, CACHE_FOLDER / "compiled")
     os.environ.update(
         environment(
@@ -69,6 +72,7 @@ async def set_environment(
         )
         | errors.variables
         | kept
+        | signing
     )
 
 

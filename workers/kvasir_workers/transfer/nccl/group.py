@@ -21,6 +21,7 @@ import torch
 from torch import distributed
 
 from kvasir.core.errors import TransferError
+from kvasir_workers.transfer.common.other_engines import connecting_to_other_engines
 
 SERVER, PULLER = 0, 1
 LINK_TIMEOUT_S = 60.0
@@ -137,7 +138,8 @@ class Fabric:
             if not distributed.is_gloo_available():
                 raise TransferError("this build of torch has no gloo")
             try:
-                self._gloo_device = distributed.ProcessGroupGloo.create_device(hostname=host)
+                with connecting_to_other_engines():
+                    self._gloo_device = distributed.ProcessGroupGloo.create_device(hostname=host)
             except RuntimeError as error:
                 raise TransferError(f"gloo cannot bind {host}: {error}") from error
         elif not distributed.is_nccl_available():
@@ -178,7 +180,8 @@ class GlooLink:
         self._other = 1 - rank
         self._lock = threading.Lock()
         self._nothing = torch.empty(0, dtype=torch.uint8)
-        self._group: Any = distributed.ProcessGroupGloo(store, rank, 2, options)
+        with connecting_to_other_engines():
+            self._group: Any = distributed.ProcessGroupGloo(store, rank, 2, options)
 
     def send(self, tensor: Any, tag: int) -> Any:
         """See NcclGroupLink."""
