@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.model_parsers import resolved
+from kvasir.config.load.transfer_choice import chosen_kind
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.telemetry.logs import configure_logging
@@ -22,6 +23,7 @@ from kvasir_platform.cluster.preflight.cpus import usable_cpus
 from kvasir_platform.cluster.preflight.host_memory import available_memory
 from kvasir_workers.engines.nodes import NodePlace, leading
 from kvasir_workers.pool.followers import NodePlan
+from kvasir_workers.transfer.common.nics import rdma_ports
 
 _EVERY_ADDRESS = {"0.0.0.0", "::"}  # noqa: S104 - compared with, not bound
 
@@ -30,7 +32,8 @@ def lead(deployment: Deployment) -> NodePlace:
     """Return the position of an engine's first node, in this process
     (kvasir_workers.pool.followers.NodePlan). Raises ConfigError if the spec names no address at which other
     nodes could reach it."""
-    return leading(_address(deployment))
+    kind = chosen_kind(at_pod(deployment, os.environ).transfer, rdma=bool(rdma_ports()))
+    return replace(leading(_address(deployment)), transfer=kind)
 
 
 async def follow(deployment: Deployment, pool_name: str, rank: int, leader: NodePlace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from kvasir.config.spec.deployment import Deployment, WorkerSpec
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps.follower_node import lead
 from kvasir_platform.apps.worker_node import main, worker_view
+from kvasir_workers.engines.vllm.follower import follow
 
 OVER_TWO = """
 disaggregation: never
@@ -44,3 +46,15 @@ def test_a_worker_outside_ray_has_no_one_to_place_its_other_nodes(
     spec.write_text(OVER_TWO)
     assert main(["--deployment", str(spec), "--pool", "wide"]) == 2
     assert "pools.wide.engine.nodes: Ray places the nodes" in capsys.readouterr().err
+
+
+async def test_nodes_of_one_engine_that_choose_different_transfers_do_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvasir_platform.apps.follower_node.rdma_ports", lambda: ("mlx5_0:1",))
+    monkeypatch.setenv("KVASIR_POD_IP", "127.0.0.7")
+    spec = loads("transfer: {host: 10.0.0.7}\n" + OVER_TWO.replace("never", "auto"), "t.yaml")
+    first = lead(spec.model_copy(update={"worker": WorkerSpec(host="pod")}))
+    assert first.transfer == "nixl"
+    with pytest.raises(ConfigError, match=r"node 1 of pool wide uses nccl, and the engine's first node nixl"):
+        await follow(spec, spec.pools[0], replace(first, rank=1), model_path="/nowhere")

@@ -16,7 +16,8 @@ from kvasir_workers.engines.signing.signed_tcp import make_key
 class NodePlace:
     """One node's place. `rank` counts nodes from 0, the leader; `address` is this node's own; all ranks
     connect at `leader` and `port`, and engine cores of data-parallel ranks at `leader` and `rpc_port`. With
-    `key` they sign these connections (kvasir_workers.engines.signing)."""
+    `key` they sign these connections (kvasir_workers.engines.signing). `transfer` is the kind of KV transfer
+    that the leader uses, "" if it does not say."""
 
     rank: int
     address: str
@@ -24,6 +25,7 @@ class NodePlace:
     port: int
     rpc_port: int
     key: str = field(default="", repr=False)
+    transfer: str = ""
 
 
 def leading(address: str) -> NodePlace:

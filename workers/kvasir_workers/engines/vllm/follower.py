@@ -71,6 +71,12 @@ async def follow(
     """Run this node's ranks until one of them ends; return why that ends the engine. Raise ConfigError if
     they do not start; for an error of vLLM, it is an EngineStartError."""
     deployment = with_chosen_transfer(deployment)
+    mine = deployment.transfer.kind
+    if deployment.disaggregated and place.transfer not in ("", mine):
+        raise ConfigError(
+            f"transfer.kind: node {place.rank} of pool {pool.name} uses {mine}, and the engine's first node "
+            f"{place.transfer}; give all nodes of an engine RDMA devices or none, or set transfer.kind: nccl"
+        )
     errors = EngineErrors(log_level(deployment))
     await set_environment(deployment, pool, place, errors)
     from kvasir_workers.engines.vllm.runtime import follower_runtime
