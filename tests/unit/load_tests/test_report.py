@@ -74,6 +74,10 @@ def test_folders_of_this_machine_are_no_part_of_a_configuration() -> None:
     assert configuration(arguments).startswith("python -m bench trace.jsonl --keep=kept.jsonl --only a,b; ")
 
 
+def test_the_packages_that_run_engines_are_named_with_their_versions() -> None:
+    assert re.search(r"vllm(-cpu)? \d", configuration(["-m", "bench"]))
+
+
 def test_a_report_of_an_older_commit_is_read_with_what_it_knows(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     stored = {"name": "a", "value": 1.0, "unit": "ms", "better": "lower", "met": None}
