@@ -78,16 +78,25 @@ def rows(suite: Suite, brain: str, found: Outcome, lock: str) -> Iterator[Row]:
     )
 
 
-def check(suites: Sequence[Suite], brains: Sequence[str]) -> list[Row]:
-    """Run the suites against each model. Raises as `install` and `run`."""
+def check(suites: Sequence[Suite], brains: Sequence[str]) -> Iterator[list[Row]]:
+    """Run the suites against each model; yield the rows of each as soon as it has run. Raises as `install`
+    and `run`."""
     python, lock = install(), LOCK.read_text()
-    found: list[Row] = []
     for brain in brains:
         with scripted() if brain == SCRIPTED else embedded() as url:
             for suite in suites:
                 print(f"{suite.file}, {brain}", flush=True)
-                found += rows(suite, brain, run(python, suite, url, _MODEL), lock)
-    return found
+                yield list(rows(suite, brain, run(python, suite, url, _MODEL), lock))
+
+
+def report(found: Sequence[Row]) -> None:
+    """Put the rows into the report, in the place of earlier ones of their names, and into the page."""
+    path = REPORTS / "frameworks.json"
+    mine = {row.name for row in found}
+    write(
+        "frameworks", "make frameworks-check", [*(row for row in read(path) if row.name not in mine), *found]
+    )
+    write_table(read(path))
 
 
 def main() -> None:
@@ -95,19 +104,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="files of suites, separated by commas; no report")
+    parser.add_argument("--only", default="", help="files of suites, separated by commas")
     parser.add_argument("--brains", default=f"{SCRIPTED},{TINY}", help="the models, separated by commas")
     args = parser.parse_args()
     suites = [suite for suite in ALL if not args.only or suite.file in args.only.split(",")]
-    found = check(suites, args.brains.split(","))
-    for row in found:
-        print(f"{row.name}: {row.value:g} ({row.note})")
-    if not args.only:
-        mine = {row.name for row in found}
-        kept = [row for row in read(REPORTS / "frameworks.json") if row.name not in mine]
-        write("frameworks", "make frameworks-check", [*kept, *found])
-        write_table(read(REPORTS / "frameworks.json"))
-    sys.exit(any(row.met is False for row in found))
+    unmet = False
+    for found in check(suites, args.brains.split(",")):
+        for row in found:
+            print(f"{row.name}: {row.value:g} ({row.note})", flush=True)
+        report(found)
+        unmet = unmet or any(row.met is False for row in found)
+    sys.exit(unmet)
 
 
 if __name__ == "__main__":
