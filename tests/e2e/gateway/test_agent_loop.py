@@ -63,6 +63,22 @@ async def test_one_call_at_a_time_is_kept_to(edge: Any) -> None:
     assert len(answer.choices[0].message.tool_calls) == 1
 
 
+async def test_marks_of_a_cache_have_no_effect_on_the_prompt(edge: Any) -> None:
+    client, mark = await edge.client(), {"cache_control": {"type": "ephemeral"}}
+    for more in ({}, mark):
+        part = {"type": "text", "text": ASKED["content"], **more}
+        messages: Any = [
+            {"role": "system", "content": "Be brief.", **more},
+            {"role": "user", "content": [part]},
+        ]
+        await client.chat.completions.create(
+            model=MODEL, messages=messages, tools=[{**tool, **more} for tool in TOOLS]
+        )
+    plain, marked = (stream.request for stream in edge.router.streams)
+    assert list(plain.tokens) == list(marked.tokens)
+    assert plain.parsing == marked.parsing
+
+
 async def test_the_messages_api_gives_the_same_loop(edge: Any) -> None:
     async with anthropic.AsyncAnthropic(base_url=f"http://{edge.host}:{edge.port}", api_key="x") as client:
         tools: Any = [{"name": tool["function"]["name"], "input_schema": PLACE} for tool in TOOLS]

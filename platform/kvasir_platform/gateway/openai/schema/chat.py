@@ -39,6 +39,8 @@ class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True)
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | None = None
+    #: Accepted and ignored: prefixes are cached without it.
+    cache_control: JsonObject | None = None
 
     audio_url: NotServed = None
     file: NotServed = None
@@ -75,6 +77,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[JsonObject] | None = None
+    #: Accepted and ignored, as in a part.
+    cache_control: JsonObject | None = None
 
     audio: NotServed = None
 
@@ -93,6 +97,8 @@ class Tool(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
 
     function: Function
     type: Literal["function"] = "function"
+    #: Accepted and ignored, as in a part.
+    cache_control: JsonObject | None = None
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True, frozen=True):
