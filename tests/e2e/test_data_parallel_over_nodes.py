@@ -65,7 +65,8 @@ async def main():
     while await asyncio.to_thread(sys.stdin.readline):
         prompts = [bench.request(list(range(5, 40)), greedy) for _ in range(2)]
         asked = [replace(each, data_parallel_rank=rank) for rank, each in enumerate(prompts)]
-        print("tokens", json.dumps([done.choice().token_ids for done in await bench.run(*asked)]), flush=True)
+        found = [list(done.choice().tokens) for done in await bench.run(*asked)]
+        print("tokens", json.dumps(found), flush=True)
 
 asyncio.run(main())
 """
