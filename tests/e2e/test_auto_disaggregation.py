@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 import openai
 import pytest
-
-if TYPE_CHECKING:
-    from tests.kit.stack import Stack
+from tests.kit.stack import Stack, another_router
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SPEC = """
-model: {source: kvasir-tiny, dtype: float32}
-disaggregation: auto
-slo: [{name: default, itl_s: 0.005}]
-pools:
-  - {name: prefill, role: prefill, engine: {threads: 1}}
-  - {name: decode, role: decode, engine: {threads: 1}}
-"""
-
-
+ITL = {"name": "default", "itl_s": 0.005}
 STREAMS = 8
 """As many as live at the same time in the KV of the decode worker, with so short an ITL promised that their
 wait decides, whatever the two engines were seen to take for a prompt."""
@@ -36,14 +22,14 @@ LONG_TOKENS = 3000
 
 
 def test_short_prompts_run_whole_and_long_ones_apart_from_streams_with_equal_tokens(
-    start_stack: Callable[..., AbstractContextManager[Stack]], tmp_path: Path
+    stack: Stack, tmp_path: Path
 ) -> None:
-    (tmp_path / "kvasir.yaml").write_text(SPEC)
-    with start_stack(tmp_path, "-f", str(tmp_path / "kvasir.yaml")) as stack:
+    # Engines do not know the mode: a router decides for each request.
+    with another_router(stack, tmp_path, disaggregation="auto", slo=[ITL], telemetry={}) as auto:
         report = str(tmp_path / "report")
         # This also teaches the router what work costs here.
         asked = ("verify", "--prompt-tokens", "32,64,128,2000,3000,3500", "--streams", "0")
-        run = stack.kvasir(*asked, "--report", report)
+        run = auto.kvasir(*asked, "--report", report, "--address", auto.address)
         assert run.returncode == 0, run.stdout + run.stderr
         checks = json.loads((tmp_path / "report.json").read_text())["checks"]
         modes = {check["name"].partition(":")[0] for check in checks}
@@ -54,13 +40,13 @@ def test_short_prompts_run_whole_and_long_ones_apart_from_streams_with_equal_tok
         with ThreadPoolExecutor(STREAMS) as threads:
             began, streams = [Event() for _ in range(STREAMS)], []
             for number, begins in enumerate(began):
-                streams.append(threads.submit(_stream, stack, number, begins))
+                streams.append(threads.submit(_stream, auto, number, begins))
             assert all(begins.wait(60) for begins in began)
-            apart, moved = _complete(stack, prompt)
+            apart, moved = _complete(auto, prompt)
             assert not all(stream.done() for stream in streams)
             assert {stream.result() for stream in streams} == {"length"}
         assert moved, "the long prompt ran beside the streams"
-        alone, moved = _complete(stack, prompt, whole=True)
+        alone, moved = _complete(auto, prompt, whole=True)
         assert not moved
         assert apart == alone
 

@@ -8,7 +8,7 @@ import pytest
 from load_tests.scenarios.scorecard import real_engines
 from tests.kit.lab import gateway
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(280)]
 
 
 async def test_streams_on_a_killed_decode_worker_go_on_token_for_token(tmp_path: Path) -> None:
@@ -19,7 +19,6 @@ async def test_streams_on_a_killed_decode_worker_go_on_token_for_token(tmp_path:
     assert {output for _, output in survived.usage} == {1200}
 
 
-@pytest.mark.soak
 async def test_prompts_on_a_killed_prefill_worker_are_prefilled_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     async with real_engines.stage(tmp_path, pools=("prefill", "prefill", "decode")) as stage:
@@ -28,7 +27,6 @@ async def test_prompts_on_a_killed_prefill_worker_are_prefilled_elsewhere(tmp_pa
     assert min(prompt for prompt, _ in survived.usage) > 1000
 
 
-@pytest.mark.soak
 async def test_streams_of_the_last_decode_worker_go_on_at_a_prefill_worker(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     async with real_engines.stage(tmp_path, pools=("prefill", "decode")) as alone:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import openai
 import pytest
+from load_tests.scenarios.scorecard import real_engines
 from tests.kit.footprint import Footprint
+
+from kvasir.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
@@ -158,11 +161,44 @@ def test_a_bad_request_gets_an_error_and_disturbs_no_stream(
     assert last.choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("pool", ["decode", pytest.param("prefill", marks=pytest.mark.soak)])
-def test_a_killed_replica_is_replaced_and_traffic_resumes_with_no_hand(stack: Stack, pool: str) -> None:
-    victim = stack.replica(pool)
+class Replicas(real_engines.Stage):
+    """The workers of a deployment as the scorecard's: killed by their replica."""
+
+    def __init__(self, stack: Stack, clock: MonotonicClock) -> None:
+        super().__init__(stack.address, {}, real_engines.Client(stack.address, clock), clock)
+        self._stack = stack
+
+    async def kill_busiest(self, pool: str) -> None:
+        """Kill the only replica of a pool, in the midst of streams."""
+        (worker,) = [each for each in self._stack.workers() if each["pool"] == pool]
+        assert worker["in_flight"]
+        self._stack.replica(pool).kill()
+
+
+async def test_streams_on_a_killed_decode_replica_go_on_token_for_token_and_it_is_replaced(
+    stack: Stack,
+) -> None:
     before = {worker["worker_id"] for worker in stack.workers()}
-    victim.kill()
+    replicas = Replicas(stack, MonotonicClock())
+    try:
+        survived = await real_engines.decode_worker_killed(replicas)
+    finally:
+        await replicas.client.close()
+    assert survived.exact == survived.streams
+    assert {output for _, output in survived.usage} == {1200}
+    assert stack.metric("kvasir_cross_role_requests_total") >= survived.moved > 0
+    _replaced(stack, "decode", before)
+
+
+@pytest.mark.soak
+def test_a_killed_prefill_replica_is_replaced_with_no_hand(stack: Stack) -> None:
+    before = {worker["worker_id"] for worker in stack.workers()}
+    stack.replica("prefill").kill()
+    _replaced(stack, "prefill", before)
+
+
+def _replaced(stack: Stack, pool: str, before: set[str]) -> None:
+    """Return once another worker of the pool is in use and traffic has resumed."""
     stack.wait_until(
         lambda: any(
             worker["pool"] == pool and worker["state"] == "ready" and worker["worker_id"] not in before

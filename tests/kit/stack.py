@@ -129,6 +129,42 @@ def start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None =
             process.stdout.close()
 
 
+@contextlib.contextmanager
+def another_router(stack: Stack, folder: Path, **changes: Any) -> Iterator[Stack]:
+    """A router of its own, with a gateway, in front of the workers of `stack`; `changes` are fields of the
+    deployment that differ. Its spec and its log are in `folder`."""
+    (running,) = [each.cmdline() for each in stack.processes() if "router_app" in command_line(each)]
+    spec = json.loads((stack.home / "kvasir" / "deployment.json").read_text())
+    workers = [f"{worker['pool']}={worker['address']}" for worker in stack.workers()]
+    spec |= changes | {"discovery": {"kind": "static", "endpoints": workers}}
+    spec["gateway"] = spec.get("gateway", {}) | {"port": 0}
+    (folder / "router.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "kvasir_platform.apps.router_app", f"--deployment={folder}/router.json"]
+    command += [each for each in running if each.startswith(("--token-file", "--tls-dir"))]
+    log = folder / "router.log"
+    with log.open("w") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, text=True)
+    try:
+        Stack.wait_until(lambda: _listening(log) is not None, 60.0, "the router listens")
+        made = Stack(process, str(_listening(log)), stack.home)
+        made.wait_until(
+            lambda: [worker["state"] for worker in made.workers()] == ["ready"] * len(workers),
+            30.0,
+            "all workers in use",
+        )
+        yield made
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _listening(log: Path) -> str | None:
+    """The address that a router has printed."""
+    whole = log.read_text().rpartition("\n")[0].splitlines()
+    events = (json.loads(line) for line in whole if line.startswith('{"event"'))
+    return next((each["address"] for each in events if each["event"] == "listening"), None)
+
+
 def _await_ready(process: subprocess.Popen[str], home: Path) -> str:
     assert process.stdout is not None
     seen = []
