@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -84,6 +85,8 @@ def say(text: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """List or measure; return the exit status."""
     args = _parse(argv)
+    # Scenarios inherit it: those that a shell's background job starts would not be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     history = History()
     try:
         if not history.whole():

@@ -95,9 +95,9 @@ def run_scenario(
     ):
         try:
             ended = _watch(process, scenario, log, say)
+            seconds = time.monotonic() - began
         finally:
             _stop(process)
-    seconds = time.monotonic() - began
     if not ended:
         return Outcome(scenario, seconds, f"not done in {seconds / 60:.0f} min, and stopped; see {log}")
     rows = read(root / "load_tests" / "reports" / f"{scenario.report}.json")

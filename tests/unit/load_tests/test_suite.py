@@ -163,7 +163,7 @@ def test_a_run_is_judged_by_the_rows_that_it_wrote_and_not_by_its_exit_status(
 
 def test_a_run_that_does_not_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench(tmp_path, "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); signal.pause()")
-    for name, value in (("_POLL_S", 0.05), ("_TIMES_LONGER", 0), ("_MORE_S", 0.0)):
+    for name, value in (("_POLL_S", 0.05), ("_TIMES_LONGER", 0), ("_MORE_S", 0.0), ("_STOPPING_S", 1.0)):
         monkeypatch.setattr(suite_run, name, value)
     outcome = run_scenario(SCENARIO, {}, "head", lambda _: None, root=tmp_path)
     assert outcome.problem.startswith("not done in 0 min, and stopped")
