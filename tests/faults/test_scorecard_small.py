@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from load_tests.report import Row
+from load_tests.report import Row, Run
 from load_tests.scenarios.scorecard import run as scorecard
 from load_tests.scenarios.scorecard.common import Figure, Trial
 from load_tests.scenarios.scorecard.fleet import fair_shares, row10
@@ -116,11 +116,13 @@ def test_a_report_keeps_the_rows_that_were_not_measured_again(tmp_path: Path) ->
             "better": "lower",
             "target": 2.0,
             "seeds": [5],
+            "run": 0,
         }
         for number in (1, 2, 13)
     ]
-    path.write_text(json.dumps({"rows": old}))
+    run = Run("c", "2026-01-01", "a machine", "a command")
+    path.write_text(json.dumps({"runs": [asdict(run)], "rows": old}))
     kept = scorecard.kept(path, [2])
     assert [row.name for row in kept] == ["row 1: x", "row 13: x"]
-    assert kept[0] == Row("row 1: x", 1.0, "s", "lower", target=2.0, seeds=(5,))
+    assert kept[0] == Row("row 1: x", 1.0, "s", "lower", target=2.0, seeds=(5,), run=run)
     assert scorecard.kept(tmp_path / "none.json", []) == []
