@@ -62,7 +62,12 @@ SCRIPTS = {
     "hermes, no call": Script(
         "It rains < 3 days a <tool shed", AUTO, "hermes", content="It rains < 3 days a <tool shed"
     ),
-    "hermes, required": Script(HERMES_CALL, REQUIRED, "hermes", calls=(NORTH,)),
+    "hermes, required": Script(
+        '[{"name": "weather", "parameters": {"city": "Ålesund 😀", "days": 3}}]',
+        REQUIRED,
+        "hermes",
+        calls=(NORTH,),
+    ),
     "hermes, none wanted": Script(
         HERMES_CALL, OutputParsing(tools=TOOLS, tool_choice="none"), "hermes", content=HERMES_CALL
     ),
@@ -309,11 +314,11 @@ def test_forced_calls_become_a_grammar(runtime: Any, tokenizer: Any) -> None:
     def rule(script: Script) -> Any:
         return Bench(runtime, tokenizer, script).understood.structured
 
-    required = rule(Script("", REQUIRED, "hermes"))
-    assert "<tool_call>" in required.structural_tag
     assert rule(Script("", AUTO, "hermes")) is None
-    assert rule(Script("", REQUIRED)).json["minItems"] == 1
-    assert rule(Script("", NAMED)).json["required"] == ["city"]
+    for tool_parser in (None, "hermes", "qwen3_coder"):
+        assert rule(Script("", REQUIRED, tool_parser)).json["minItems"] == 1
+        assert rule(Script("", NAMED, tool_parser)).json["required"] == ["city"]
+    assert rule(Script("", REQUIRED, "hermes", "qwen3")).json["minItems"] == 1
 
 
 def test_marks_that_are_special_tokens_are_kept_in_the_text(runtime: Any, tokenizer: Any) -> None:

@@ -28,6 +28,7 @@ from vllm.parser.abstract_parser import DelegatingParser
 from vllm.renderers.chat_utils import make_tool_call_id
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParser
+from vllm.utils.mistral import is_mistral_tokenizer
 
 from kvasir.core.requests import OutputParsing, Sampling, ToolCallDelta
 from kvasir_workers.engines.parts import StepParts
@@ -83,12 +84,17 @@ class Parsers:
         reasoning = None if self._kind is None else self._kind.reasoning_parser_cls
 
         class ForcedCalls(DelegatingParser):  # type: ignore[misc]  # vLLM ships no type information here
-            """Calls of a model without a known call format: a grammar makes it write them as JSON."""
+            """Forced calls: a grammar makes any model write them as JSON."""
 
             reasoning_parser_cls = reasoning
             tool_parser_cls = ToolParser
 
         self._forced = ForcedCalls
+        # The grammars of call formats bound neither white space nor the output, which JSON's do: a forced call
+        # could not be parsed at max_tokens. Parsers of whole outputs and Mistral's have calls of their own.
+        self._forces_json = not self._tools or (
+            issubclass(self._kind, DelegatingParser) and not harmony and not is_mistral_tokenizer(tokenizer)
+        )
 
     def understand(
         self, parsing: OutputParsing, sampling: Sampling, structured: StructuredOutputsParams | None
@@ -112,13 +118,13 @@ class Parsers:
     ) -> Understanding:
         kwargs = json.loads(parsing.template_kwargs) if parsing.template_kwargs else {}
         kind = self._kind
-        if parsing.tools and not self._tools:
-            if parsing.tool_choice == "auto":
-                raise ValueError(
-                    "tool_choice auto needs a parser of the model's calls, and the pool has "
-                    "none: set engine.tool_parser, or force a call by tool_choice required or a name"
-                )
-            kind = kind if parsing.tool_choice == "none" else self._forced
+        if parsing.tools and parsing.tool_choice == "auto" and not self._tools:
+            raise ValueError(
+                "tool_choice auto needs a parser of the model's calls, and the pool has "
+                "none: set engine.tool_parser, or force a call by tool_choice required or a name"
+            )
+        if parsing.tools and parsing.tool_choice not in ("auto", "none") and self._forces_json:
+            kind = self._forced
         request = _as_vllm(parsing, sampling, structured, kwargs)
         if kind is not None and _adjusts(kind, request):
             request = self._new(kind, request, kwargs).adjust_request(request)
