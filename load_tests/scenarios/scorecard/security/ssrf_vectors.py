@@ -111,7 +111,6 @@ def _media(trap: Callable[[str], str], file: str) -> list[Sent]:
         (name, {"type": "image_url", "image_url": {"url": at}}) for name, at in pictures
     ]
     parts += [
-        ("a picture without an object", {"type": "image_url", "image_url": url}),
         ("audio", {"type": "audio_url", "audio_url": {"url": url}}),
         ("audio given inline", {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}}),
         ("video", {"type": "video_url", "video_url": {"url": url}}),
@@ -119,6 +118,7 @@ def _media(trap: Callable[[str], str], file: str) -> list[Sent]:
     ]
     found = [_chat(name, {}, [part], ("unsupported_modality",)) for name, part in parts]
     others: list[tuple[str, dict[str, Any]]] = [
+        ("a picture without an object", {"type": "image_url", "image_url": url}),
         ("a picture as of other services", {"type": "input_image", "image_url": url}),
         ("a document by its URL", {"type": "input_file", "file_url": url}),
     ]
