@@ -124,15 +124,15 @@ class Stand:
         child, addresses = self._http_workers()
         return System("direct", addresses[0], child, "")
 
-    def observed(self, trace_share: float) -> System:
+    def observed(self, kind: str, **tracing: int) -> System:
         """The router process with everything on by which operators see what it does: costs in a file, traces,
-        of which `trace_share` are exported whole, exemplars, the console's pages read once a second, and
-        metrics scraped."""
-        observer = self.child(f"observer-{trace_share:g}", [sys.executable, "-m", _OBSERVER])
+        exemplars, the console's pages read once a second, and metrics scraped. `tracing` are fields of
+        TelemetrySpec that differ from their defaults."""
+        observer = self.child(f"observer-{kind}", [sys.executable, "-m", _OBSERVER])
         collector = observer.hear(_START_S)["collector"]
-        name = f"observed-{trace_share:g}"
+        name = f"observed-{kind}"
         fields = {
-            "telemetry": {"otlp_endpoint": collector, "trace_share": trace_share, "exemplars": True},
+            "telemetry": {"otlp_endpoint": collector, "exemplars": True, **tracing},
             "cost": {"file": str(self._folder / f"{name}.sqlite")},
         }
         system = self.kvasir(name=name, fields=fields)

@@ -127,7 +127,7 @@ WHOLE = Scenario(
         *names(
             "observability, {what}, {kind}",
             what=("100 B", "chunk, 32"),
-            kind=("sampled", "traced", "control"),
+            kind=("default", "traced", "control"),
         ),
         *_RSS,
         "configuration",

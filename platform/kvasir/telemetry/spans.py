@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _NS = 1_000_000_000
 _SAMPLED = 1
+MOST_PER_S = 1_000
+"""Traces recorded whole in one second, unless a recorder is told otherwise."""
 _TAIL = "kvasir=tail"
 """The tracestate of a call that is recorded only if it turns out to be slow or failed."""
 
@@ -62,8 +64,8 @@ def recorded_parent(onward: str, *, slow_or_failed: bool) -> str:
 class SpanRecorder:
     """Records calls as spans. `record` never blocks, because the processor exports in its own thread.
 
-    Of calls without a client's trace, `share` are recorded whole, and of the others those that missed their
-    SLO or failed."""
+    Of calls without a client's trace, `share` are recorded whole, at most `most_per_s` of those that begin in
+    one second, and of the others those that missed their SLO or failed."""
 
     def __init__(
         self,
@@ -71,7 +73,9 @@ class SpanRecorder:
         service: str,
         wall_ns: Callable[[], int] = time.time_ns,
         rng: Rng | None = None,
+        *,
         share: float = 1.0,
+        most_per_s: int = MOST_PER_S,
     ) -> None:
         # Imported here so that a process without tracing never loads the SDK.
         from opentelemetry import trace
@@ -82,6 +86,8 @@ class SpanRecorder:
         # Ids have to be unique, not secret, and the system's generator takes ten times as long.
         self._rng = random.Random() if rng is None else rng  # noqa: S311
         self._share = share
+        self._most_per_s = most_per_s
+        self._second = self._begun = 0
         self._ids = SpanIds(self._rng)
         self._provider = tracer_provider(processor, {"service.name": service}, self._ids)
         self._tracer = self._provider.get_tracer("kvasir")
@@ -93,7 +99,7 @@ class SpanRecorder:
         """Return the context of a call that starts under the client's `parent`, if any. A trace that the
         client does not sample is not sampled here."""
         trace_id = parent[3:35] if parent else f"{self._ids.generate_trace_id():032x}"
-        whole = is_sampled(parent) if parent else self._share >= 1.0 or self._rng.random() < self._share
+        whole = is_sampled(parent) if parent else self._begins_whole()
         own = f"00-{trace_id}-{self._ids.generate_span_id():016x}-{int(whole):02x}"
         return TraceContext(parent, state if parent or whole else _TAIL, own)
 
@@ -145,6 +151,15 @@ class SpanRecorder:
     def close(self) -> None:
         """Export pending spans, within the timeout of the exporter."""
         self._provider.shutdown()
+
+    def _begins_whole(self) -> bool:
+        if self._share < 1.0 and self._rng.random() >= self._share:
+            return False
+        second = self._wall_ns() // _NS
+        if second != self._second:
+            self._second, self._begun = second, 0
+        self._begun += 1
+        return self._begun <= self._most_per_s
 
     def _parts(
         self, summary: RequestSummary, context: Context, admitted_s: float, wall: Callable[[float], int]
@@ -256,6 +271,11 @@ def otlp_processor(endpoint: str) -> SpanProcessor:
     )
 
 
-def otlp_recorder(endpoint: str | None, service: str, share: float = 1.0) -> SpanRecorder | None:
-    """Return a recorder that exports to the collector at `endpoint`, or None without one."""
-    return None if endpoint is None else SpanRecorder(otlp_processor(endpoint), service, share=share)
+def otlp_recorder(
+    endpoint: str | None, service: str, *, share: float = 1.0, most_per_s: int = MOST_PER_S
+) -> SpanRecorder | None:
+    """Return a recorder that exports to the collector at `endpoint`, or None without one; `share` and
+    `most_per_s` are those of SpanRecorder."""
+    if endpoint is None:
+        return None
+    return SpanRecorder(otlp_processor(endpoint), service, share=share, most_per_s=most_per_s)

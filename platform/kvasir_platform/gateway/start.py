@@ -113,4 +113,6 @@ def make_gateway(
 
 def _spans(deployment: Deployment) -> SpanRecorder | None:
     spec = deployment.telemetry
-    return otlp_recorder(spec.otlp_endpoint, deployment.name, spec.trace_share)
+    return otlp_recorder(
+        spec.otlp_endpoint, deployment.name, share=spec.trace_share, most_per_s=spec.traces_per_s
+    )

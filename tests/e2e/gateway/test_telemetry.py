@@ -108,7 +108,7 @@ async def test_a_failed_request_has_its_spans_too(start: Any) -> None:
 
 async def test_a_collector_gets_the_calls_that_fail_and_no_others_under_tail_sampling(start: Any) -> None:
     with collector() as receiver:
-        spans = otlp_recorder(receiver.address, "kvasir", 0.0)
+        spans = otlp_recorder(receiver.address, "kvasir", share=0.0)
         assert spans is not None
         edge = await start(spans=spans)
         edge.router.script = apart

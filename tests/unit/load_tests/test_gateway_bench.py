@@ -273,10 +273,10 @@ def test_what_observing_costs_is_the_median_of_the_ratios_within_rounds() -> Non
         for name, cpu in (("off", 1.0), ("on", 1.04), ("full", 1.3), ("twin", 1.0)):
             for what, of in (("100 B", "count"), ("chunk, 32", "tokens")):
                 samples.add(name, what, {"cpu_s": cpu * drift, of: 1000})
-    names = {"off": "off", "sampled": "on", "traced": "full", "control": "twin"}
+    names = {"off": "off", "default": "on", "traced": "full", "control": "twin"}
     found = {row.name: row for row in observability.rows_of(samples, names)}
     assert len(found) == 6
-    on, full = found["observability, 100 B, sampled"], found["observability, 100 B, traced"]
+    on, full = found["observability, 100 B, default"], found["observability, 100 B, traced"]
     assert on.value == pytest.approx(2080.0)
     assert on.peer == pytest.approx(2000.0)
     assert on.ratio == pytest.approx(1.04)
@@ -296,6 +296,6 @@ def test_other_rows_of_the_report_keep_the_run_that_measured_them() -> None:
     earlier = Run("old", "2026-01-01", "a machine", "a command")
     report = [
         Row("request, 100 B", 0.8, "CPU s/1k", "lower", run=earlier),
-        Row("observability, 100 B, sampled", 900.0, "CPU µs a request", "lower", run=earlier),
+        Row("observability, 100 B, default", 900.0, "CPU µs a request", "lower", run=earlier),
     ]
     assert observability.without_these(report) == report[:1]

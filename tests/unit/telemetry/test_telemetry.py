@@ -220,6 +220,17 @@ def test_a_share_of_traces_is_recorded_whole() -> None:
     recorder.close()
 
 
+def test_traces_beyond_those_of_one_second_are_recorded_only_if_slow_or_failed() -> None:
+    seconds = iter((7.1, 7.5, 7.9, 8.0, 8.2, 8.9))
+    recorder = SpanRecorder(
+        SimpleSpanProcessor(InMemorySpanExporter()), "kvasir", lambda: int(next(seconds) * 1e9), most_per_s=2
+    )
+    begun = [recorder.begin() for _ in range(6)]
+    assert [trace.own.endswith("-01") for trace in begun] == [True, True, False, True, True, False]
+    assert [trace.state for trace in begun] == ["", "", "kvasir=tail", "", "", "kvasir=tail"]
+    recorder.close()
+
+
 def test_latencies_show_the_trace_of_a_request_as_openmetrics() -> None:
     made = metrics()
     made.request_finished(replace(SUMMARY, trace_context=PARENT))

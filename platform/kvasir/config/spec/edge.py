@@ -332,8 +332,11 @@ class TelemetrySpec(Spec):
     otlp_endpoint: str | None = None
     """gRPC address of an OpenTelemetry collector, `host:port` or `http(s)://host:port`. Unset: no traces."""
     trace_share: float = Field(default=1.0, ge=0, le=1)
-    """Fraction of traces begun here that are recorded whole. Of the others, calls that fail or miss their SLO
-    are recorded when they have ended. A client's own trace is recorded as the client says."""
+    """Fraction of traces begun here that are recorded whole, within `traces_per_s`. Of the others, calls that
+    fail or miss their SLO are recorded when they have ended. A client's own trace is recorded as the client
+    says."""
+    traces_per_s: int = Field(default=10, ge=0, le=100_000)
+    """Traces that are begun each second by one process of a gateway and recorded whole, at most."""
     exemplars: bool = False
     """Show ids of traces at latencies, to a Prometheus that asks /metrics for OpenMetrics. Only without edge
     processes (`gateway.edges: 0`)."""
