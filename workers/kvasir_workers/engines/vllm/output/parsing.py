@@ -90,7 +90,7 @@ class Parsers:
             tool_parser_cls = ToolParser
 
         self._forced = ForcedCalls
-        # The grammars of call formats bound neither white space nor the output, which JSON's do: a forced call
+        # The grammars of call formats bound neither white space nor the output, as JSON's do: a forced call
         # could not be parsed at max_tokens. Parsers of whole outputs and Mistral's have calls of their own.
         self._forces_json = not self._tools or (
             issubclass(self._kind, DelegatingParser) and not harmony and not is_mistral_tokenizer(tokenizer)
