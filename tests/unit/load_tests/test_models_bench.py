@@ -11,6 +11,8 @@ from typing import get_args
 
 import pytest
 from load_tests.report import REPORTS, Run, checkout, read
+from load_tests.scenarios.frameworks.suites import ROOT
+from load_tests.scenarios.frameworks.table import PAGE as FRAMEWORKS_PAGE
 from load_tests.scenarios.models.engines import LENGTHS, Generated
 from load_tests.scenarios.models.kept import MeasuredCell, all_cells, keep, to_rows
 from load_tests.scenarios.models.results import Cell, Verdict, equal_tokens, moved, served_again, together
@@ -113,19 +115,22 @@ def test_the_committed_report_has_the_cells_of_the_committed_page() -> None:
 
 
 def test_what_a_benchmark_has_written_does_not_change_the_commit_that_it_measures(tmp_path: Path) -> None:
-    reports = tmp_path / "load_tests" / "reports"
-    reports.mkdir(parents=True)
-    for path in (reports / "models.json", tmp_path / "code.py"):
+    pages = (REPORTS / "models.json", PAGE, FRAMEWORKS_PAGE)
+    written = [tmp_path / page.relative_to(ROOT) for page in pages]
+    code = tmp_path / "code.py"
+    for path in (*written, code):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1")
     author = ("-c", "user.name=t", "-c", "user.email=t@example.com")
     for command in (("init", "-q"), ("add", "."), (*author, "commit", "-q", "-m", "first")):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    commit = checkout(reports.parent)
+    commit = checkout(tmp_path)
     assert len(commit) >= 7
-    (reports / "models.json").write_text("2")
-    assert checkout(reports.parent) == commit
-    (tmp_path / "code.py").write_text("2")
-    assert checkout(reports.parent) == f"{commit}+changes"
+    for path in written:
+        path.write_text("2")
+    assert checkout(tmp_path) == commit
+    code.write_text("2")
+    assert checkout(tmp_path) == f"{commit}+changes"
 
 
 def test_the_reason_of_a_failed_start_is_kept_and_not_what_followed_it() -> None:
