@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from load_tests.report import Row, read
+from load_tests.report import CHANGES, Row, read
 from load_tests.suite.freshness import Freshness
 from load_tests.suite.history import ROOT
 from load_tests.suite.idle import BUSY, LOAD, busy_share, load_average, other_processes
@@ -114,8 +114,9 @@ def _problem(scenario: Scenario, rows: Sequence[Row], head: str) -> str:
 
 
 def _all_at(commits: Sequence[str], head: str) -> bool:
-    """Whether all are that commit; the abbreviations may differ in length."""
-    return bool(commits) and all(each.startswith(head) or head.startswith(each) for each in commits)
+    """Whether all are that commit, without changes; the abbreviations may differ in length."""
+    same = (each.startswith(head) or head.startswith(each) for each in commits)
+    return bool(commits) and all(same) and not any(each.endswith(CHANGES) for each in commits)
 
 
 def _watch(process: subprocess.Popen[bytes], scenario: Scenario, log: Path, say: Say) -> bool:

@@ -104,6 +104,8 @@ def test_all_leaves_out_only_what_this_commit_has_measured() -> None:
     assert plan(states[:1], "headless", everything=True) == []
     assert plan(states[1:], "head", everything=True) == [SCENARIO]
     assert plan(states[:1], "next", everything=True) == [SCENARIO]
+    changed = judged(row("a", "head+changes"), WHOLE[1])
+    assert plan([changed], "head", everything=True) == [SCENARIO]
 
 
 def test_a_scenario_says_what_it_lacks() -> None:
@@ -157,8 +159,9 @@ def test_a_run_is_judged_by_the_rows_that_it_wrote_and_not_by_its_exit_status(
     bench(tmp_path, "import sys; print(sys.argv[1:]); sys.exit(1)")
     assert run() == ""
     assert (tmp_path / "build" / "reports" / "some.log").read_text() == "['--seed', '5']\n"
-    kept.write_text(text.replace('"commit": "head"', '"commit": "near"'))
-    assert run().startswith("2 of its rows were not measured, as 'a'; see ")
+    for commit in ("near", "head+changes"):
+        kept.write_text(text.replace('"commit": "head"', f'"commit": "{commit}"'))
+        assert run().startswith("2 of its rows were not measured, as 'a'; see ")
 
 
 def test_a_run_that_does_not_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
