@@ -97,9 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     now = datetime.now(UTC)
     if args.list:
-        print(
-            json.dumps(state_json(found, now), indent=1) if args.json else "\n".join(state_table(found, now))
-        )
+        print(json.dumps(state_json(found, now), indent=1) if args.json else state_table(found, now))
         return 0
     if checkout().endswith(CHANGES):
         print(
@@ -117,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ninterrupted; the same command continues", file=sys.stderr)
         return 1
     names = [each.report for each in chosen] or list(SCENARIOS)
-    print("\n".join(missed_table({name: read(REPORTS / f"{name}.json") for name in names})))
+    print(missed_table({name: read(REPORTS / f"{name}.json") for name in names}))
     return 1 if any(each.problem for each in outcomes) else 0
 
 

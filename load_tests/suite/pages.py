@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from kvasir_platform.cli.common.output import table
 from load_tests.report import Row
 from load_tests.suite.freshness import Freshness
 from load_tests.suite.run import Outcome
@@ -12,9 +13,9 @@ from load_tests.suite.run import Outcome
 _MOST_COMMITS = 2
 
 
-def state_table(states: Sequence[Freshness], now: datetime) -> list[str]:
+def state_table(states: Sequence[Freshness], now: datetime) -> str:
     """One line for each report: rows, age, commits, minutes, and whether it is fresh, with the reason."""
-    lines = [("report", "rows", "age", "commit", "minutes", "state")]
+    lines = []
     for each in states:
         declared = len(each.scenario.rows)
         have = f"{each.rows}" if not each.missing else f"{declared - len(each.missing)} of {declared}"
@@ -26,7 +27,7 @@ def state_table(states: Sequence[Freshness], now: datetime) -> list[str]:
         lines.append(
             (each.scenario.report, have, _age(each.oldest, now), commits, f"{each.scenario.minutes}", state)
         )
-    return aligned(lines)
+    return table(("report", "rows", "age", "commit", "minutes", "state"), lines)
 
 
 def state_json(states: Sequence[Freshness], now: datetime) -> list[dict[str, object]]:
@@ -47,9 +48,9 @@ def state_json(states: Sequence[Freshness], now: datetime) -> list[dict[str, obj
     ]
 
 
-def missed_table(reports: Mapping[str, Sequence[Row]]) -> list[str]:
+def missed_table(reports: Mapping[str, Sequence[Row]]) -> str:
     """The rows whose target is missed."""
-    lines = [("report", "row", "value", "target")]
+    lines = []
     for report, rows in reports.items():
         for row in rows:
             if row.met is False:
@@ -57,22 +58,13 @@ def missed_table(reports: Mapping[str, Sequence[Row]]) -> list[str]:
                 if row.target_ratio is not None and row.ratio is not None:
                     value, target = f"ratio {row.ratio:.3g}", row.target_ratio
                 lines.append((report, row.name, value, f"{'≤' if row.better == 'lower' else '≥'} {target:g}"))
-    return aligned(lines) if len(lines) > 1 else ["every row meets its target"]
+    return table(("report", "row", "value", "target"), lines) if lines else "every row meets its target"
 
 
 def outcome_line(outcome: Outcome) -> str:
     """How one scenario ended."""
     about = f"{outcome.seconds / 60:.1f} min, expected {outcome.scenario.minutes}"
     return f"{outcome.scenario.report}: {outcome.problem or 'measured'} ({about})"
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width; the last one is as it is."""
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])
-        for line in lines
-    ]
 
 
 def _age(oldest: datetime | None, now: datetime) -> str:

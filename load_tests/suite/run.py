@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir_platform.cluster.local.processes import tail
 from load_tests.report import CHANGES, Row, read
 from load_tests.suite.freshness import Freshness
 from load_tests.suite.history import ROOT
@@ -149,7 +150,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(log: Path) -> str:
-    with log.open("rb") as text:
-        text.seek(max(0, log.stat().st_size - 4096))
-        lines = text.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].strip()[:_SHOWN] if lines else ""
+    return "".join(tail(log, lines=1)).strip()[:_SHOWN]

@@ -173,7 +173,7 @@ def test_a_run_that_does_not_end_is_stopped(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_table_of_states_says_why_a_report_is_stale() -> None:
-    lines = state_table([judged(*WHOLE), judged(row("a", "far"))], NOW)
+    lines = state_table([judged(*WHOLE), judged(row("a", "far"))], NOW).splitlines()
     assert [line.split()[:5] for line in lines[1:]] == [
         ["some", "2", "0", "h", "head"],
         ["some", "1", "of", "2", "11"],
@@ -183,9 +183,9 @@ def test_the_table_of_states_says_why_a_report_is_stale() -> None:
 
 def test_rows_that_miss_their_target_are_listed_with_it() -> None:
     ratio = Row("c", 3.0, "ms", "higher", ratio=0.5, target_ratio=0.9)
-    lines = missed_table({"some": [row("a"), row("b", value=2.5), ratio]})
+    lines = missed_table({"some": [row("a"), row("b", value=2.5), ratio]}).splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["some", "b", "2.5", "ms", "≤", "2"],
         ["some", "c", "ratio", "0.5", "≥", "0.9"],
     ]
-    assert missed_table({"some": [row("a")]}) == ["every row meets its target"]
+    assert missed_table({"some": [row("a")]}) == "every row meets its target"
