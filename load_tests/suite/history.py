@@ -53,17 +53,14 @@ class History:
 
     def lines(self, globs: Sequence[str]) -> dict[str, int]:
         """The lines of files at HEAD by glob. Raise GitError."""
-        return {each: self._lines(each) for each in globs}
-
-    def first_version(self, path: str) -> str:
-        """The text of the file in the commit that added it, empty if none did. Raise GitError."""
-        added = self._said("log", "--diff-filter=A", "--format=%H", "--", path).split()
-        return self._said("show", f"{added[-1]}:{path}") if added else ""
-
-    def _lines(self, glob: str) -> int:
         empty = self._said("hash-object", "-t", "tree", "/dev/null").strip()
-        text = self._said("diff", "--numstat", empty, "HEAD", "--", f":(top,glob){glob}")
-        return sum(int(line.split("\t")[0]) for line in text.splitlines() if line[0].isdigit())
+        return {each: self.changed_lines(empty, [each]) for each in globs}
+
+    def versions(self, path: str) -> list[str]:
+        """The text of the file after each commit that added or changed it, the newest first. Raise
+        GitError."""
+        changed = self._said("log", "--diff-filter=AM", "--format=%H", "--", path).split()
+        return [self._said("show", f"{commit}:{path}") for commit in changed]
 
     def _said(self, *arguments: str) -> str:
         done = self._run(*arguments)

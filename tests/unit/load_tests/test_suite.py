@@ -11,7 +11,7 @@ import pytest
 from load_tests import report
 from load_tests.report import Row, Run
 from load_tests.suite import run as suite_run
-from load_tests.suite.expected import not_needed, parse_expected, unexpected
+from load_tests.suite.expected import added, not_needed, parse_expected, unexpected
 from load_tests.suite.freshness import Freshness, freshness
 from load_tests.suite.idle import OtherProcess, disturbing
 from load_tests.suite.pages import missed_table, state_table
@@ -91,6 +91,14 @@ def test_the_list_of_stale_reports_names_no_more_and_no_less_than_what_is_stale(
     assert list(unexpected([stale], expected)) == [("some", "rows")]
     assert not_needed([stale], expected) == []
     assert not_needed([fresh], expected) == [("some", "commit")]
+
+
+def test_what_was_measured_and_is_stale_again_cannot_be_listed_but_new_rows_can() -> None:
+    both, one = parse_expected('[some]\ncommit = "a"\nfiles = "b"\n'), parse_expected('[some]\nfiles = "b"\n')
+    assert added(one, [one, both]) == []
+    assert added(both, [one, both]) == [("some", "commit")]
+    assert added(both, []) == []
+    assert added(parse_expected('[other]\nrows = "not measured"\n'), [one, both]) == []
 
 
 def test_what_is_stale_is_measured_and_what_is_named_always() -> None:

@@ -66,12 +66,13 @@ def test_only_what_came_before_head_is_in_its_history(repository: Path) -> None:
         history.changed_lines("0" * 40, ["code/*.py"])
 
 
-def test_the_first_version_of_a_file_is_that_of_the_commit_that_added_it(repository: Path) -> None:
+def test_each_version_of_a_file_is_found_the_newest_first(repository: Path) -> None:
     commit(repository, a="first\n")
+    commit(repository, b="other\n")
     commit(repository, a="second\n")
     history = History(repository)
-    assert history.first_version("code/a.py") == "first\n"
-    assert history.first_version("code/never.py") == ""
+    assert history.versions("code/a.py") == ["second\n", "first\n"]
+    assert history.versions("code/never.py") == []
 
 
 def test_a_shallow_clone_and_a_folder_without_git_have_no_whole_history(
