@@ -12,20 +12,12 @@ def png(width: int, height: int, colour: tuple[int, int, int] = (200, 30, 30)) -
     """A PNG of one colour."""
     rows = zlib.compressobj(9)
     row = b"\0" + bytes(colour) * width
-    pixels = b"".join(rows.compress(row) for _ in range(height)) + rows.flush()
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
+    return _png(width, height, b"".join(rows.compress(row) for _ in range(height)) + rows.flush())
 
 
 def bomb(width: int, height: int) -> bytes:
     """A PNG that claims these dimensions, and has no pixels."""
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + _chunk(b"IHDR", head)
-        + _chunk(b"IDAT", zlib.compress(b""))
-        + _chunk(b"IEND", b"")
-    )
+    return _png(width, height, zlib.compress(b""))
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -49,6 +41,11 @@ def webp(width: int, height: int) -> bytes:
 def data_url(data: bytes, media: str = "image/png") -> str:
     """The data URL of a file."""
     return f"data:{media};base64,{base64.b64encode(data).decode()}"
+
+
+def _png(width: int, height: int, pixels: bytes) -> bytes:
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
