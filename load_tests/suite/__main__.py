@@ -21,6 +21,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from load_tests.report import CHANGES, REPORTS, checkout, read
 from load_tests.suite.catalog import SCENARIOS
@@ -54,6 +55,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.names = [each for each in args.only.split(",") if each]
     if unknown := [each for each in args.names if each not in SCENARIOS]:
         parser.error(f"no report {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    if args.json and not args.list:
+        parser.error("--json is for --list")
+    for name in ("trace", "azure"):
+        if (path := getattr(args, name)) and not Path(path).is_file():
+            parser.error(f"--{name}: {path} is no file")
     return args
 
 

@@ -11,6 +11,7 @@ import pytest
 from load_tests import report
 from load_tests.report import Row, Run
 from load_tests.suite import run as suite_run
+from load_tests.suite.__main__ import main
 from load_tests.suite.expected import added, not_needed, parse_expected, unexpected
 from load_tests.suite.freshness import Freshness, freshness
 from load_tests.suite.idle import OtherProcess, disturbing
@@ -114,6 +115,22 @@ def test_all_leaves_out_only_what_this_commit_has_measured() -> None:
     assert plan(states[:1], "next", everything=True) == [SCENARIO]
     changed = judged(row("a", "head+changes"), WHOLE[1])
     assert plan([changed], "head", everything=True) == [SCENARIO]
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--json"], "--json is for --list"),
+        (["--trace=missing.jsonl"], "--trace: missing.jsonl is no file"),
+        (["--only=edge,nothing"], "no report nothing; there are edge, "),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_is_measured(
+    argv: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert why in capsys.readouterr().err
 
 
 def test_a_scenario_says_what_it_lacks() -> None:
