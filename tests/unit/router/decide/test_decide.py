@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.config.spec.routing import PolicyName
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import Role, SloClass
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingPolicy, RoutingTarget
+from kvasir_router.decide import POLICIES as ALL_POLICIES
 from kvasir_router.decide import CostPolicy, CostWeights, Disaggregation, make_policy
 from kvasir_router.decide.cost import DEFAULT_WEIGHTS, TERMS
 
@@ -354,6 +356,10 @@ def test_least_loaded_ignores_prefixes(make_candidates: MakeCandidates) -> None:
     plan = policy("least_loaded").decide(request(), fleet, 0.0)
     assert plan is not None
     assert plan.prefill == RoutingTarget("p1")
+
+
+def test_every_policy_that_the_spec_names_exists_and_no_other() -> None:
+    assert sorted(ALL_POLICIES) == sorted(get_args(PolicyName))
 
 
 def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
