@@ -1,4 +1,4 @@
-"""References in the pages exist: other pages, metrics, fields of the spec, codes and commands."""
+"""References in the pages exist: pages, metrics, fields of the spec, codes, commands, targets and tests."""
 
 from __future__ import annotations
 
@@ -162,3 +162,16 @@ def test_every_command_that_a_page_names_is_understood(page: Path) -> None:
     understood = commands()
     for name in re.findall(r"(?:`|^)kvasir ([a-z]+)\b", page.read_text("utf-8"), re.MULTILINE):
         assert name in understood, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_test_file_that_a_page_names_exists(page: Path) -> None:
+    for path in re.findall(r"`(tests/[\w/.]+)(?:::\w+)?`", page.read_text("utf-8")):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_target_that_a_page_names_is_one_of_the_makefile(page: Path) -> None:
+    rules = (ROOT / "Makefile").read_text("utf-8")
+    for name in re.findall(r"`make ([a-z-]+)", page.read_text("utf-8")):
+        assert re.search(rf"^(?:[a-z-]+ )*{name}(?: [a-z-]+)*:", rules, re.MULTILINE), name
