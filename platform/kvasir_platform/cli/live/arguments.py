@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kvasir_platform.cli.common.gateway_site import Site
     from kvasir_platform.cli.common.output import CommandOutput
 
-"""Adds a command: its name, what it does, further parents, and its epilog."""
 SiteAt = Callable[[str | None], "Site"]
 """The gateway at an address; None: the one that the command line selects."""
 LIVE = ("status", "top", "trace", "tail", "logs")
