@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvasir.core.values import value
 from kvasir.ports.clock import Rng
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
@@ -29,7 +29,7 @@ _TAIL = "kvasir=tail"
 """The tracestate of a call that is recorded only if it turns out to be slow or failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TraceContext:
     """W3C trace context of one call: the client's `traceparent` and `tracestate`, and the `traceparent` of
     the call's own span; each "" if absent. A call that begins a trace of its own, and was not chosen to be
