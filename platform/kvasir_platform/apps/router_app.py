@@ -270,7 +270,7 @@ def _keeping(parts: _Parts, router: Router | RouterMux) -> list[asyncio.Task[Non
 
 async def _sampled(parts: _Parts, router: Router | RouterMux) -> None:
     """Observe the batches of workers for the metrics, until cancelled."""
-    largest = {pool.name: pool.engine.max_num_seqs for pool in parts.deployment.pools}
+    largest = {pool.name: pool.engine.largest_batch for pool in parts.deployment.pools}
     while True:
         await parts.clock.sleep(_SAMPLE_S)
         parts.metrics.batches(router.workers(), largest)

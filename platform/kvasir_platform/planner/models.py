@@ -68,7 +68,7 @@ def scaled_model(view: Deployment, known: Planner | None) -> ScaledModel:
                     pool.replicas if pool.scaling is None else pool.scaling.min,
                     pool.most,
                 ),
-                pool.engine.max_num_seqs * pool.engine.data_parallel_size,
+                pool.engine.largest_batch,
             )
             for pool in view.pools
         ),

@@ -112,7 +112,7 @@ class WatchedFleet:
         router = self.cluster.router
         self._use_gpus()
         self.metrics.batches(
-            router.workers(), {pool.name: pool.engine.max_num_seqs for pool in self._spec.pools}
+            router.workers(), {pool.name: pool.engine.largest_batch for pool in self._spec.pools}
         )
         return figures_of(router, self.metrics)
 

@@ -111,3 +111,7 @@ def test_kernels_that_are_not_installed_are_named_with_how_to_install_them() -> 
             assert reason.startswith(f"pools.wide.engine.all2all_backend: {backend} needs the Python module ")
             assert reason.endswith(", or set allgather_reducescatter")
     assert missing_kernels([pool(**engine)], lambda _: False) == []
+
+
+def test_each_data_parallel_rank_of_a_replica_has_a_batch_of_its_own() -> None:
+    assert EngineSpec(max_num_seqs=8, data_parallel_size=2).largest_batch == 16

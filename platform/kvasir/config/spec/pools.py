@@ -182,6 +182,11 @@ class EngineSpec(Spec):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
+    def largest_batch(self) -> int:
+        """Maximum requests in the batches of a replica: each data-parallel rank has its own."""
+        return self.max_num_seqs * self.data_parallel_size
+
+    @property
     def nodes_of_copy(self) -> int:
         """Nodes over which the ranks of one copy of the model, a data-parallel rank, are spread."""
         return max(1, self.nodes // self.data_parallel_size)
