@@ -23,8 +23,7 @@ from kvasir_platform.gateway.traffic.setup import TrafficParts
 class GatewayContext:
     """Dependencies of the endpoints. `names` records each call that reaches the router; `wall` returns Unix
     time in seconds; `suffix` returns a short random string; `prefixes` are those that tenants share, if any.
-    `traffic` is None if the spec has no routes, and
-    `image_fetches` if it allows no URLs of images."""
+    `traffic` is None if the spec has no routes, and `image_fetches` if it allows no URLs of images."""
 
     deployment: Deployment
     router: RequestPort

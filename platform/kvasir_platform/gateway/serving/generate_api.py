@@ -151,7 +151,7 @@ class GenerateCall(RoutedCall):
         fetches, body = self._context.image_fetches, self._body
         takes_images = self._asked.model.capabilities.images is not None
         if fetches is not None and takes_images and isinstance(body, ChatBody) and fetches.wanted(body):
-            fetches.begin(body, self._fetched, self.failed)
+            fetches.begin(body, self.caller, self._held, self._fetched, self.failed)
         else:
             self._render()
 

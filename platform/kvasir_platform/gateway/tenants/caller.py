@@ -260,12 +260,13 @@ class Caller:
                 return LimitRefusal(limit, left, levels)
         return None
 
-    def admit(self, tokens: int, receiver: ChargeReceiver) -> None:
+    def admit(self, tokens: int, receiver: ChargeReceiver, *, counted: bool = True) -> None:
         """Charge a call that may use this many tokens, prompts and all output together. `receiver` gets the
-        charge or the error: immediately if the router counts alone, else later on this event loop."""
+        charge or the error: immediately if the router counts alone, else later on this event loop. A call
+        that is admitted again once its tokens are known is not `counted` in the requests of the tenant."""
         quota = self._quota
         if quota is None:
-            receiver.admitted(self._charge(None))
+            receiver.admitted(self._charge(None, counted))
             return
         if quota.tokens_per_min is not None and tokens > quota.tokens_per_min:
             receiver.failed(_too_large(tokens, quota.tokens_per_min))
@@ -276,13 +277,13 @@ class Caller:
             if isinstance(verdict, LimitRefusal):
                 receiver.failed(self._refused(quota, verdict))
             else:
-                receiver.admitted(self._charge(verdict))
+                receiver.admitted(self._charge(verdict, counted))
 
         self._limits.take(self.tenant, quota, tokens, decided)
 
-    def _charge(self, grant: Grant | None) -> Charge:
+    def _charge(self, grant: Grant | None, counted: bool) -> Charge:
         self.use.running += 1
-        self.use.requests += 1
+        self.use.requests += counted
         return Charge(self, self._limits, grant)
 
     def _refused(self, quota: Quota, refusal: LimitRefusal) -> LimitReached:

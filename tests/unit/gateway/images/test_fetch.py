@@ -14,9 +14,16 @@ from pydantic import ValidationError
 from tests.kit.image_files import data_url, png
 
 from kvasir.config.spec.edge import ImagesSpec
+from kvasir.config.spec.routing import SloSpec
+from kvasir.config.spec.tenants import TenantSpec
 from kvasir.core.errors import CapacityError, RequestError
+from kvasir_platform.gateway.catalog.slo_classes import SloClasses
 from kvasir_platform.gateway.images.fetch import ImageFetches
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, ContentPart, ImageUrl, Message
+from kvasir_platform.gateway.openai.schema.image_parts import HeldImages
+from kvasir_platform.gateway.tenants.caller import Caller
+from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
+from kvasir_platform.gateway.tenants.salts import Open
 
 RED = png(8, 8)
 OWN = data_url(RED)
@@ -68,11 +75,25 @@ def fetches(*origins: str, **spec: Any) -> ImageFetches:
     return ImageFetches(ImagesSpec.model_validate(known), now=time.monotonic)
 
 
-async def fetched(by: ImageFetches, body: ChatBody) -> tuple[ChatBody, int]:
+def tenant(**limits: Any) -> Caller:
+    spec = TenantSpec.model_validate({"name": "red", **limits})
+    slo = SloClasses([SloSpec(name="default")])
+    return Caller(spec, 0, slo, Open(), MemoryLimits(lambda: 1000.0), now=lambda: 1000.0)
+
+
+async def fetched(
+    by: ImageFetches, body: ChatBody, caller: Caller | None = None, held: HeldImages | None = None
+) -> tuple[ChatBody, int]:
     """What is fetched for a chat. Raises what it fails with."""
     assert by.wanted(body)
     ended: asyncio.Future[tuple[ChatBody, int]] = asyncio.get_running_loop().create_future()
-    by.begin(body, lambda *done: ended.set_result(done), ended.set_exception)
+    by.begin(
+        body,
+        tenant() if caller is None else caller,
+        HeldImages(1 << 20) if held is None else held,
+        lambda *done: ended.set_result(done),
+        ended.set_exception,
+    )
     return await ended
 
 
@@ -145,15 +166,58 @@ async def test_a_listed_name_that_leads_to_a_metadata_service_is_not_connected_t
 async def test_chats_that_wait_for_images_are_bounded_and_end_with_the_gateway() -> None:
     async with host(b"") as images:
         by = fetches(images.origin, url_timeout_s=60)
-        body = chat(f"{images.origin}/x")
+        body, caller, held = chat(f"{images.origin}/x"), tenant(), HeldImages(1)
         failed: list[BaseException] = []
         for _ in range(64):
-            by.begin(body, lambda *_: None, failed.append)
-        with pytest.raises(CapacityError) as caught:
-            by.begin(body, lambda *_: None, failed.append)
-        assert caught.value.code == "images_busy"
-        await by.close()
+            by.begin(body, caller, held, lambda *_: None, failed.append)
         assert failed == []
+        by.begin(body, caller, held, lambda *_: None, failed.append)
+        (refused,) = failed
+        assert isinstance(refused, CapacityError)
+        assert refused.code == "images_busy"
+        assert caller.use.running == 64
+        await by.close()
+        assert len(failed) == 1
+
+
+async def test_a_tenant_over_its_limits_has_nothing_fetched() -> None:
+    async with host(answer(b"", "404 Not Found")) as images:
+        by, body = fetches(images.origin), chat(f"{images.origin}/x")
+        caller = tenant(requests_per_min=2)
+        # A call whose images cannot be fetched counts as a request.
+        for code in ("image_fetch_failed", "image_fetch_failed", "rate_limit_requests"):
+            with pytest.raises((RequestError, CapacityError)) as caught:
+                await fetched(by, body, caller)
+            assert caught.value.code == code
+        assert len(images.heads) == 2
+        caller = tenant(concurrency=1)
+        both = await asyncio.gather(*(fetched(by, body, caller) for _ in range(2)), return_exceptions=True)
+        assert [each.code for each in both if isinstance(each, RequestError | CapacityError)] == [
+            "image_fetch_failed",
+            "concurrency_limit",
+        ]
+        assert len(images.heads) == 3
+
+
+async def test_what_a_fetch_was_charged_is_returned_before_the_call_is_admitted() -> None:
+    async with host(answer(RED)) as images:
+        caller = tenant(requests_per_min=1, tokens_per_min=10, concurrency=1)
+        for _ in range(3):
+            await fetched(fetches(images.origin), chat(f"{images.origin}/x"), caller)
+            assert (caller.use.running, caller.use.requests) == (0, 0)
+
+
+async def test_images_count_in_those_of_all_requests_while_they_are_fetched() -> None:
+    async with host(answer(RED)) as images:
+        by, url = fetches(images.origin), f"{images.origin}/x"
+        held = HeldImages(len(RED) * 2)
+        for _ in range(2):
+            with pytest.raises(CapacityError) as caught:
+                await fetched(by, chat(url, url, url), held=held)
+            assert caught.value.code == "images_busy"
+            _, size = await fetched(by, chat(url, OWN, url), held=held)
+            assert size == len(RED) * 2
+        held.hold(len(RED) * 2)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from kvasir_platform.gateway.catalog.capabilities import ImageInputs, ModelCapab
 from kvasir_platform.gateway.openai.schema.chat import Message
 from kvasir_platform.gateway.openai.schema.limits import bad
 
+DATA = "data:"
+"""How the URL of an image begins that has the image itself."""
 _DATA_URL = re.compile(r"data:[\w.+/-]{0,127}(?:;[\w.+=-]{1,127}){0,4};base64,", re.ASCII)
 _HEAD = 1024
 
@@ -32,7 +34,7 @@ def chat_images(
     for a model that takes none, and for images that exceed a limit or are none."""
     if list not in {type(message.content) for message in messages}:
         return ()
-    parts = list(_image_parts(messages))
+    parts = list(image_urls(messages))
     if not parts:
         return ()
     inputs = capabilities.images
@@ -82,7 +84,8 @@ class HeldImages:
         self._bytes -= size
 
 
-def _image_parts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+def image_urls(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """Yield the part and the URL of each image of a chat, in order."""
     for i, message in enumerate(messages):
         if type(message.content) is list:
             for j, part in enumerate(message.content):
@@ -111,7 +114,7 @@ def _image(url: str, param: str, inputs: ImageInputs) -> PromptImage:
 
 def _file(url: str, param: str, limits: ImagesSpec) -> bytes:
     """Return the file in a data URL."""
-    if not url.startswith("data:"):
+    if not url.startswith(DATA):
         raise RequestError(
             "The image is not a data URL, as in data:image/png;base64,…, and this server does not fetch it.",
             code="image_url_refused",
