@@ -1,11 +1,13 @@
-"""The response to an embeddings call. Each vector is encoded on arrival: a call may have thousands, and
-encoding all of them at the end would block the event loop."""
+"""The response to an embeddings call, and what that to a classify call shares with it: a list with an object
+for each input. Each is encoded on arrival: a call may have thousands, and encoding all of them at the end
+would block the event loop."""
 
 from __future__ import annotations
 
 import base64
+from abc import ABC, abstractmethod
 from array import array
-from typing import cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,8 +38,8 @@ def cut(embedding: array[float], dimensions: int | None) -> np.ndarray[tuple[int
     return shorter / norm if norm > 0 else shorter
 
 
-class EmbeddingAnswer:
-    """One response, sent after its last vector has arrived."""
+class ListAnswer(ABC):
+    """One response, sent after the vector of its last input has arrived."""
 
     def __init__(self, exchange: Exchange, call: EmbeddingCall, inputs: int, created: int) -> None:
         self._exchange = exchange
@@ -46,28 +48,46 @@ class EmbeddingAnswer:
         self._data = [msgspec.Raw()] * inputs
 
     def take(self, index: int, embedding: array[float]) -> None:
-        """Add the vector of an input. Raise RequestError if it has fewer dimensions than requested."""
+        """Add the vector of an input. Raise KvasirError if it is not what was asked for."""
+        self._data[index] = msgspec.Raw(_encode(self._shown(index, embedding)))
+
+    def finish(self, usage: Usage, timing: bytes) -> None:
+        """Send the response."""
+        used = EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens)
+        self._exchange.respond(200, _encode(self._body(self._data, used)), headers=timing)
+
+    def fail(self, error: KvasirError) -> None:
+        """Send the error instead."""
+        self._exchange.fail(error)
+
+    @abstractmethod
+    def _shown(self, index: int, embedding: array[float]) -> msgspec.Struct:
+        """Return the object of an input."""
+
+    @abstractmethod
+    def _body(self, data: list[Any], usage: EmbeddingUsage) -> msgspec.Struct:
+        """Return the body. `data` are the objects in the order of the inputs, encoded: msgspec writes them
+        unchanged."""
+
+
+class EmbeddingAnswer(ListAnswer):
+    """The vectors, as numbers or in base64. Raise RequestError for more dimensions than they have."""
+
+    def _shown(self, index: int, embedding: array[float]) -> Embedding:
         vector = cut(embedding, self._call.dimensions)
         shown: str | list[float]
         if self._call.base64:
             shown = base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
         else:
             shown = vector.tolist()
-        self._data[index] = msgspec.Raw(_encode(Embedding("embedding", index, shown)))
+        return Embedding("embedding", index, shown)
 
-    def finish(self, usage: Usage, timing: bytes) -> None:
-        """Send the response."""
-        body = Embeddings(
+    def _body(self, data: list[Any], usage: EmbeddingUsage) -> Embeddings:
+        return Embeddings(
             id=f"embd-{self._exchange.request_id}",
             object="list",
             created=self._created,
             model=self._call.model,
-            # Vectors are encoded on arrival; msgspec writes Raw unchanged.
-            data=cast("list[Embedding]", self._data),
-            usage=EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
+            data=data,
+            usage=usage,
         )
-        self._exchange.respond(200, _encode(body), headers=timing)
-
-    def fail(self, error: KvasirError) -> None:
-        """Send the error instead."""
-        self._exchange.fail(error)
