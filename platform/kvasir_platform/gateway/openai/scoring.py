@@ -142,21 +142,22 @@ def _call(
     if limit == 0:
         raise bad("truncate_prompt_tokens 0 would leave no text.", "truncate_prompt_tokens")
     inputs: Sequence[str | array[int]]
-    whole = classifier is not None and classifier.pairs is None
     if classifier is not None and classifier.pairs is None:
         inputs = pair_texts(texts, classifier.template, model.control_in_prompts)
+        queries = 0
     else:
         inputs = prompts_of([*texts[0], *texts[1]], 0, names[1], MAX_INPUTS, model.control_in_prompts)
+        queries = len(texts[0])
     return ScoringCall(
         model=body.model,
         inputs=tuple(inputs),
         base64=False,
         dimensions=None,
         # Those of a pair are put around both texts.
-        add_special_tokens=classifier is None or whole,
+        add_special_tokens=classifier is None or not queries,
         truncation=None if limit is None else Truncation(limit, keep_start=True),
         priority=body.priority or 0,
-        queries=0 if whole else len(texts[0]),
+        queries=queries,
         names=names,
         top_n=top_n,
         texts=shown,
