@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kvasir.checkpoint.architectures import classifies
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.core.errors import ConfigError
 
 _DEFAULT_CLASSES = 2
 """Those of a configuration of transformers that names none."""
@@ -30,19 +29,21 @@ class Classes:
 
 
 def classes_of(config: ModelConfig) -> Classes | None:
-    """Return the classes of the model with `config`, None if it does not classify."""
+    """Return the classes of the model with `config`, None if it does not classify. Raises ConfigError for
+    labels without numbers."""
     if not classifies(config.architectures):
         return None
-    raw = config.raw
+    raw, types = config.raw, config.raw.get("type_vocab_size")
     by_words = raw.get("method") is not None or bool(raw.get("is_original_qwen3_reranker"))
     return Classes(
-        labels=_labels(raw, config.text),
+        labels=_labels(config),
         separated=bool(raw.get("use_pad_token", raw.get("use_sep_token", not by_words))),
-        typed=int(raw.get("type_vocab_size") or 0) > 1,
+        typed=isinstance(types, int) and types > 1,
     )
 
 
-def _labels(raw: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, ...]:
+def _labels(config: ModelConfig) -> tuple[str, ...]:
+    raw, text = config.raw, config.text
     words = raw.get("classifier_from_token") or text.get("classifier_from_token")
     if words:
         two_way = raw.get("is_original_qwen3_reranker") or raw.get("method") == "from_2_way_softmax"
@@ -50,6 +51,9 @@ def _labels(raw: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, ...]:
     for part in (raw, text):
         named = part.get("id2label")
         if isinstance(named, dict) and named:
+            if not all(str(key).isdecimal() for key in named):
+                path = config.folder / "config.json"
+                raise ConfigError(f"{path}: the keys of id2label must be the numbers of the classes")
             return tuple(str(named[key]) for key in sorted(named, key=int))
         if isinstance(number := part.get("num_labels"), int):
             return _numbered(number)

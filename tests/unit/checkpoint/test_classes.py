@@ -10,6 +10,7 @@ import pytest
 
 from kvasir.checkpoint.classes import Classes, classes_of
 from kvasir.checkpoint.model_config import read_model_config
+from kvasir.core.errors import ConfigError
 
 BERT: dict[str, Any] = {"architectures": ["BertForSequenceClassification"], "type_vocab_size": 2}
 
@@ -51,3 +52,8 @@ def test_pairs_and_classes_are_those_that_vllm_derives(
     tmp_path: Path, config: dict[str, Any], expected: Classes | None
 ) -> None:
     assert classes(tmp_path, **config) == expected
+
+
+def test_labels_without_numbers_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: the keys of id2label"):
+        classes(tmp_path, id2label={"calm": "0"})
