@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,8 +91,22 @@ class ChatTemplate:
         self._takes_parts = self._takes_strings = True
         self._takes_strings = self._probe(_PROBE)
         self._takes_parts = self._probe([{"type": "text", "text": _PROBE}])
-        self.takes_images = self._takes_parts and self._places_images()
         self._of_clients = lru_cache(_CLIENT_TEMPLATES)(self._compiled)
+
+    @cached_property
+    def takes_images(self) -> bool:
+        """Whether the template shows where an image is."""
+        if not self._takes_parts:
+            return False
+        text = {"type": "text", "text": _PROBE}
+        try:
+            plain, pictured = (
+                self.render([{"role": "user", "content": content}], {})
+                for content in ([text], [{"type": "image"}, text])
+            )
+        except RequestError:
+            return False
+        return len(pictured) > len(plain)
 
     @classmethod
     def from_folder(cls, folder: Path, template: str | None = None) -> ChatTemplate | None:
@@ -166,18 +180,6 @@ class ChatTemplate:
 
     def _compiled(self, source: str) -> ChatTemplate:
         return ChatTemplate(source, self._special, self._now)
-
-    def _places_images(self) -> bool:
-        """Return whether the template shows where an image is."""
-        text = {"type": "text", "text": _PROBE}
-        try:
-            plain, pictured = (
-                self.render([{"role": "user", "content": content}], {})
-                for content in ([text], [{"type": "image"}, text])
-            )
-        except RequestError:
-            return False
-        return len(pictured) > len(plain)
 
     def _probe(self, content: str | list[dict[str, str]]) -> bool:
         """Return whether the template itself handles content of this form."""
