@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.gateway.test_error_causes import OF_ENGINES
 
 from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
 from kvasir.telemetry.reasons import REASONS
@@ -82,21 +83,7 @@ PASSED_ON = frozenset(
 #: Walked by tests of their own, because they take a deployment, a pace or a state of their own.
 ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(
-        (
-            "worker_failed",
-            "engine_dead",
-            "worker_overloaded",
-            "worker_draining",
-            "transfer_failed",
-            "protocol_error",
-            "internal_error",
-            "duplicate_request",
-            "request_too_large",
-            "invalid_request",
-            "no_workers",
-            "queue_full",
-            "tenant_queue_full",
-        ),
+        (*OF_ENGINES, "no_workers", "queue_full", "tenant_queue_full"),
         "tests/e2e/gateway/test_error_causes.py",
     ),
     "header_timeout": "tests/e2e/gateway/test_hostile_clients.py",
