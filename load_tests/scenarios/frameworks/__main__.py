@@ -29,7 +29,7 @@ from load_tests.scenarios.frameworks.suites import (
     run,
     version,
 )
-from load_tests.scenarios.frameworks.table import write_table
+from load_tests.scenarios.frameworks.table import merged, write_table
 
 SCRIPTED, TINY = "scripted model", "kvasir-tiny"
 _MODEL = "kvasir-tiny"
@@ -90,12 +90,9 @@ def check(suites: Sequence[Suite], brains: Sequence[str]) -> Iterator[list[Row]]
 
 
 def report(found: Sequence[Row]) -> None:
-    """Put the rows into the report, in the place of earlier ones of their names, and into the page."""
+    """Put the rows into the report and the page."""
     path = REPORTS / "frameworks.json"
-    mine = {row.name for row in found}
-    write(
-        "frameworks", "make frameworks-check", [*(row for row in read(path) if row.name not in mine), *found]
-    )
+    write("frameworks", "make frameworks-check", merged(read(path), found))
     write_table(read(path))
 
 

@@ -14,6 +14,19 @@ _HEAD = """\
 |---|---|---|"""
 
 
+def merged(earlier: Sequence[Row], found: Sequence[Row]) -> list[Row]:
+    """Return the rows of a report with those that were found, in the place of those of their names and of
+    other versions of their frameworks."""
+    versions = dict(_framework(row) for row in found)
+    names = {row.name for row in found}
+    kept = [
+        row
+        for row in earlier
+        if row.name not in names and versions.get(_framework(row)[0]) in (None, _framework(row)[1])
+    ]
+    return [*kept, *found]
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return the table of the rows of the report."""
     cells: dict[str, dict[str, Row]] = {}
@@ -41,3 +54,9 @@ def with_table(page: str, rows: Sequence[Row]) -> str:
 def write_table(rows: Sequence[Row]) -> None:
     """Write the table into docs/API.md."""
     PAGE.write_text(with_table(PAGE.read_text(), rows))
+
+
+def _framework(row: Row) -> tuple[str, str]:
+    """Return the framework of a row and its version."""
+    framework, _, version = row.name.rpartition(", ")[0].rpartition(" ")
+    return framework, version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from load_tests.report import REPORTS, Row, read
 from load_tests.scenarios.frameworks.suites import ALL, LOCK, SUITES, Outcome, outcome, version
-from load_tests.scenarios.frameworks.table import PAGE, table, with_table
+from load_tests.scenarios.frameworks.table import PAGE, merged, table, with_table
 
 RESULTS = """
 <testsuites><testsuite>
@@ -35,6 +35,24 @@ def test_the_table_has_a_line_for_each_framework() -> None:
         Row("B 2.0, scripted model: passed", 4, "tests", "higher"),
     ]
     assert table(rows).splitlines()[-2:] == ["| A 1.0 | 5, 2 | 3, 0, 2 |", "| B 2.0 | 4, 0 |  |"]
+
+
+def test_another_version_of_a_framework_takes_the_place_of_the_one_before() -> None:
+    def rows(*names: str) -> list[Row]:
+        return [Row(name, 1, "tests", "higher") for name in names]
+
+    earlier = rows(
+        "A, chats 1.0, scripted model: passed",
+        "A, chats 1.0, kvasir-tiny: passed",
+        "B 2.0, scripted model: passed",
+        "B 2.0, kvasir-tiny: passed",
+    )
+    found = rows("A, chats 1.1, scripted model: passed", "B 2.0, scripted model: passed")
+    assert [row.name for row in merged(earlier, found)] == [
+        "B 2.0, kvasir-tiny: passed",
+        "A, chats 1.1, scripted model: passed",
+        "B 2.0, scripted model: passed",
+    ]
 
 
 def test_the_page_has_the_table_of_the_report() -> None:
