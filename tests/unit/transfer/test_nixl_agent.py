@@ -90,20 +90,22 @@ def test_between_machines_ucx_has_the_rdma_devices_alone(monkeypatch: pytest.Mon
     assert ucx_variables("10.0.0.7", named, tcp=False) == {"UCX_TLS": "^tcp"}
 
 
-def test_an_agent_that_starts_while_another_does_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_NET_DEVICES", "of the other")
+def test_what_another_agent_sets_while_it_starts_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UCX_TLS", "UCX_NET_DEVICES"):
+        monkeypatch.setenv(name, "of the other")
 
     class OtherStarts:
         def __enter__(self) -> None:
             """Wait until the other has started."""
-            del os.environ["UCX_NET_DEVICES"]
+            del os.environ["UCX_TLS"], os.environ["UCX_NET_DEVICES"]
 
         def __exit__(self, *_: object) -> None:
             """Nothing waits."""
 
     monkeypatch.setattr(nixl_agent, "_environment_lock", OtherStarts())
-    with nixl_agent._environment({"UCX_NET_DEVICES": "lo"}):
-        assert os.environ["UCX_NET_DEVICES"] == "lo"
+    with nixl_agent._ucx_environment("127.0.0.1", tcp=False):
+        assert os.environ["UCX_TLS"].startswith("^tcp")
+        assert "UCX_NET_DEVICES" not in os.environ
 
 
 def test_an_address_that_no_interface_has_restricts_nothing_and_is_told(

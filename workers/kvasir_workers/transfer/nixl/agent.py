@@ -78,13 +78,12 @@ class NixlAgent:
         config.pthrDelay = PROGRESS_DELAY_US
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
         self._errors = _error_types(self._nixl)
-        variables = ucx_variables(host, os.environ, tcp=tcp)
-        # Shared memory has no failures of a peer to report: a read of one that ended fails by itself.
-        alone = variables.get(_TRANSPORTS) == _WITHIN_A_MACHINE
-        options = {"ucx_error_handling_mode": "none"} if alone else {}
         try:
             self._agent: Any = self._nixl.nixlAgent(name, config)
-            with _environment(variables):
+            with _ucx_environment(host, tcp=tcp) as added:
+                # Shared memory has no failures of a peer to report: a read of one that ended fails by itself.
+                alone = is_loopback(host) and _TRANSPORTS in added
+                options = {"ucx_error_handling_mode": "none"} if alone else {}
                 self._backend: int = self._agent.createBackend("UCX", options)
         except self._errors as error:
             raise TransferError(f"NIXL could not start its UCX backend: {error!r}") from error
@@ -216,14 +215,15 @@ def ucx_variables(host: str, environ: Mapping[str, str], *, tcp: bool) -> dict[s
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Let UCX read these variables, which the process does not have. NIXL has no option that takes a list
-    with a comma."""
+def _ucx_environment(host: str, *, tcp: bool) -> Iterator[dict[str, str]]:
+    """Let UCX read its variables from the environment; yield those that are added to it meanwhile. NIXL has
+    no option that takes a list with a comma."""
+    # What another agent adds while it starts must not be taken for the user's.
     with _environment_lock:
-        added = variables.keys() - os.environ.keys()
-        os.environ.update({name: variables[name] for name in added})
+        added = ucx_variables(host, os.environ, tcp=tcp)
+        os.environ.update(added)
         try:
-            yield
+            yield added
         finally:
             for name in added:
                 del os.environ[name]
