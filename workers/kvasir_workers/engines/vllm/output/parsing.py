@@ -36,7 +36,6 @@ from kvasir_workers.engines.vllm.output.structured import FAULTS, words
 
 _log = logging.getLogger(__name__)
 
-_CHOICES = ("auto", "none", "required", "function")
 _PACE_TOKENS = 4096
 """A parser that rereads all output gets one more token at once for each of this many tokens."""
 
@@ -90,10 +89,11 @@ class Parsers:
             reasoning_parser_cls = reasoning
             tool_parser_cls = ToolParser
 
-        self._forced = ForcedCalls
-        # Call formats bound neither white space nor output, as JSON's grammar does. Mistral's are kept.
-        json_only = self._tools and issubclass(self._kind, DelegatingParser) and not harmony
-        self._unforced = ("auto", "none") if json_only and not is_mistral_tokenizer(tokenizer) else _CHOICES
+        # Call formats bound neither white space nor output, as JSON's grammar does. Harmony's, Mistral's and
+        # those of parsers that do not delegate are kept.
+        own = harmony or is_mistral_tokenizer(tokenizer)
+        kept = self._tools and (own or not issubclass(self._kind, DelegatingParser))
+        self._forced: type[Any] = self._kind if kept else ForcedCalls
 
     def understand(
         self, parsing: OutputParsing, sampling: Sampling, structured: StructuredOutputsParams | None
@@ -117,13 +117,13 @@ class Parsers:
     ) -> Understanding:
         kwargs = json.loads(parsing.template_kwargs) if parsing.template_kwargs else {}
         kind = self._kind
-        if parsing.tools and not (self._tools and parsing.tool_choice in self._unforced):
-            if parsing.tool_choice == "auto":
-                raise ValueError(
-                    "tool_choice auto needs a parser of the model's calls, and the pool has "
-                    "none: set engine.tool_parser, or force a call by tool_choice required or a name"
-                )
-            kind = kind if parsing.tool_choice == "none" else self._forced
+        if parsing.tools and parsing.tool_choice == "auto" and not self._tools:
+            raise ValueError(
+                "tool_choice auto needs a parser of the model's calls, and the pool has "
+                "none: set engine.tool_parser, or force a call by tool_choice required or a name"
+            )
+        if parsing.tools and parsing.tool_choice not in ("auto", "none"):
+            kind = self._forced
         request = _as_vllm(parsing, sampling, structured, kwargs)
         if kind is not None and _adjusts(kind, request):
             request = self._new(kind, request, kwargs).adjust_request(request)
