@@ -507,10 +507,11 @@ def test_routers_hear_the_names_that_they_use(make: Make) -> None:
     assert not engine.side.has_pending_work()
 
 
-def test_routers_hear_the_names_of_blocks_with_images(make: Make) -> None:
+@pytest.mark.parametrize("adapter", ["", "ad:"], ids=["plain", "named by an adapter too"])
+def test_routers_hear_the_names_of_blocks_with_images(make: Make, adapter: str) -> None:
     image = PromptImage(5, 6, b"digest", b"")
     place = SimpleNamespace(offset=image.offset, length=image.length)
-    feature = SimpleNamespace(identifier=image.key("s"), mm_position=place)
+    feature = SimpleNamespace(identifier=adapter + image.key("s"), mm_position=place)
     engine = make()
     engine.serve(Request("first", prompt(17), cache_salt="s", mm_features=(feature,)))
     (entry,) = [entry for log in engine.side.take_logs() for entry in records(log)]

@@ -31,6 +31,11 @@ class PromptImage:
         return IMAGE_KEY + salted.hexdigest()
 
 
+def image_key(identifier: str) -> str:
+    """Return the key in an engine's identifier of an image: it may begin with the name of an adapter."""
+    return identifier[max(0, identifier.find(IMAGE_KEY)) :]
+
+
 def expanded(
     tokens: array[int], placeholder: int, images: Sequence[PromptImage]
 ) -> tuple[array[int], tuple[PromptImage, ...]]:

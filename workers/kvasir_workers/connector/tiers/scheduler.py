@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvasir.config.spec.tiers import TiersSpec
+from kvasir.core.images.prompts import image_key
 from kvasir.native import chain_hashes
 from kvasir.native.image_marks import mark_image
 from kvasir.native.salt_places import mark_place, prompt_root, salt_place
@@ -287,7 +288,8 @@ class TierScheduler:
                 mark_place(tokens, len(names), place, size)
             for image in request.mm_features:
                 at = image.mm_position
-                mark_image(tokens, at.offset - len(names) * size, at.length, image.identifier, size)
+                key = image_key(image.identifier)
+                mark_image(tokens, at.offset - len(names) * size, at.length, key, size)
             names.extend(chain_hashes(tokens, size, names[-1] if names else root))
         return [
             TierBlock(bytes(request.block_hashes[at]), names[at], names[at - 1] if at else root)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir.core.images.prompts import IMAGE_KEY
+from kvasir.core.images.prompts import IMAGE_KEY, image_key
 from kvasir.native.image_marks import mark_image
 from kvasir.native.salt_places import SALT_KEY, SaltPlace, mark_place
 
@@ -46,10 +46,8 @@ def _mark(event: dict[str, Any]) -> None:
         for salt in salts[:1]:
             mark_place(tokens, 0, SaltPlace(at * size, salt.removeprefix(SALT_KEY)), size)
         for name, offset in images:
-            # An adapter's name may come before the key.
-            key = name[name.index(IMAGE_KEY) :]
             # One token, since marks are the same in all blocks, and each has the image among its own keys.
-            mark_image(tokens, at * size + max(0, offset), 1, key, size)
+            mark_image(tokens, at * size + max(0, offset), 1, image_key(name), size)
         event["extra_keys"][at] = [key for key in keys if key not in salts]
     if tokens is not None:
         event["token_ids"] = tokens.tolist()
