@@ -396,7 +396,7 @@ def test_nodes_of_an_engine_that_cannot_sign_their_connections_are_an_error_unti
         "disaggregation=never",
         "pools=[{name: wide, role: both, engine: {nodes: 2, tensor_parallel_size: 2}}]",
     )
-    unable = replace(SOUND, cannot_sign="the kernel signs no TCP connections: use another; or, accept it")
+    unable = replace(SOUND, cannot_sign=("the kernel signs no TCP connections", "use another; or, accept it"))
     finding = next(f for f in troubles(unable, *wide) if f.check == "fabric")
     assert finding.level == "error"
     assert "pools.wide.engine.nodes" in finding.message

@@ -148,10 +148,10 @@ def test_signing_keeps_what_was_loaded_before_others(tmp_path: Path) -> None:
 
 
 def test_an_installation_without_the_library_is_told_with_what_to_do(tmp_path: Path) -> None:
-    reason = cannot_sign(tmp_path / "missing.so")
-    assert reason is not None
-    assert "C compiler" in reason
-    assert "engine.unauthenticated_rendezvous: true" in reason
+    problem = cannot_sign(tmp_path / "missing.so")
+    assert problem is not None
+    assert "C compiler" in problem[0]
+    assert "engine.unauthenticated_rendezvous: true" in problem[1]
     assert cannot_sign(Path(__file__)) is None, "this kernel signs"
 
 
@@ -166,9 +166,9 @@ def test_nodes_that_cannot_sign_do_not_start_unless_that_is_accepted(
     place = leading("127.0.0.1")
     monkeypatch.setattr(
         "kvasir_workers.engines.vllm.setup.rendezvous.cannot_sign",
-        lambda: "the kernel signs nothing: change it",
+        lambda: ("the kernel signs nothing", "change it"),
     )
-    with pytest.raises(ConfigError, match=r"pools\.wide\.engine\.nodes.*the kernel signs nothing"):
+    with pytest.raises(ConfigError, match=r"pools\.wide\.engine\.nodes.*the kernel signs nothing: change it"):
         rendezvous_variables(wide(), place, {})
     assert rendezvous_variables(wide(unauthenticated_rendezvous=True), place, {}) == {}
     assert rendezvous_variables(wide(), None, {}) == {}

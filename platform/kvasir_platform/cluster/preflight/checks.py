@@ -313,7 +313,7 @@ def _fabric(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
 def _rendezvous(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     for pool in deployment.pools:
         if pool.engine.nodes > 1 and not pool.engine.unauthenticated_rendezvous and machine.cannot_sign:
-            what, _, remedy = machine.cannot_sign.partition(": ")
+            what, remedy = machine.cannot_sign
             at = f"pools.{pool.name}.engine.nodes: connections between the nodes are signed, and"
             yield Finding("fabric", "error", f"{at} {what}", remedy)
 

@@ -67,7 +67,7 @@ class MachineFacts:
     them; `modules` are those of the Python modules with kernels that are installed; `cpu` is the CPU's kind.
     `gpu_devices` are the names of GPUs, "" for one whose name is unknown. `limits_problem` is why the Redis
     of rate limits cannot be reached. `rdma`: there is an RDMA device with an active port. `cannot_sign` is
-    why connections between the nodes of an engine cannot be signed, with the remedy."""
+    why connections between the nodes of an engine cannot be signed, and what to do."""
 
     system: str
     cpus: float
@@ -90,7 +90,7 @@ class MachineFacts:
     tiers: TierProbe = TierProbe()
     limits_problem: str = ""
     rdma: bool = False
-    cannot_sign: str = ""
+    cannot_sign: tuple[str, str] | None = None
     kubernetes: KubernetesProbe | None = None
 
     def model_of(self, view: Deployment) -> ModelProbe:

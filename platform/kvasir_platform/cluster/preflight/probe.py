@@ -219,4 +219,4 @@ def _connections(deployment: Deployment) -> dict[str, Any]:
     from kvasir_workers.engines.signing.signed_tcp import cannot_sign
     from kvasir_workers.transfer.common.nics import rdma_ports
 
-    return {"rdma": bool(rdma_ports()), "cannot_sign": cannot_sign() or ""}
+    return {"rdma": bool(rdma_ports()), "cannot_sign": cannot_sign()}

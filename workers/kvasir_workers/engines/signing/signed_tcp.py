@@ -49,12 +49,12 @@ def signing_variables(key: str, environ: Mapping[str, str], library: Path = LIBR
     }
 
 
-def cannot_sign(library: Path = LIBRARY) -> str | None:
-    """Return why connections cannot be signed on this machine, with the remedy; None if they can."""
+def cannot_sign(library: Path = LIBRARY) -> tuple[str, str] | None:
+    """Return why connections cannot be signed on this machine, and what to do; None if they can."""
     if not library.exists():
         return (
-            "Kvasir was installed without a C compiler: install one (`apt install g++`) and reinstall; or, "
-            f"{ACCEPT}"
+            "Kvasir was installed without a C compiler",
+            f"install one (`apt install g++`) and reinstall; or, {ACCEPT}",
         )
     every = _SIGNATURE.pack(socket.AF_INET, b"", _PREFIX, 0, 1, 0, b"k")
     try:
@@ -62,8 +62,8 @@ def cannot_sign(library: Path = LIBRARY) -> str | None:
             probe.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, every)
     except OSError as error:
         return (
-            f"the kernel signs no TCP connections ({error.strerror}): use one with CONFIG_TCP_MD5SIG that is "
-            f"not in FIPS mode; or, {ACCEPT}"
+            f"the kernel signs no TCP connections ({error.strerror})",
+            f"use one with CONFIG_TCP_MD5SIG that is not in FIPS mode; or, {ACCEPT}",
         )
     return None
 

@@ -18,8 +18,8 @@ def rendezvous_variables(
     if place is None or pool.engine.unauthenticated_rendezvous:
         return {}
     at = f"pools.{pool.name}.engine.nodes: connections between the nodes are signed, and"
-    if reason := cannot_sign():
-        raise ConfigError(f"{at} {reason}")
+    if problem := cannot_sign():
+        raise ConfigError(f"{at} {': '.join(problem)}")
     if pool.engine.data_parallel_size > 1 and place.rank == 0 and not is_loaded():
         # The front, which listens for the cores of other nodes, is in this process.
         raise ConfigError(
