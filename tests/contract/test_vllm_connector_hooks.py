@@ -105,7 +105,6 @@ def test_stats_add_up_as_vllm_adds_them(connector: Any) -> None:
     assert both.is_empty()
 
 
-@pytest.mark.soak
 def test_a_step_reports_what_every_stage_stored_and_a_load_once_all_of_them_have_it(connector: Any) -> None:
     from vllm.config import ParallelConfig
     from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator

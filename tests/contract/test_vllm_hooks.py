@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.kit.image_files import png
 
 from kvasir.config.spec.deployment import Deployment, LoraSpec, PoolSpec, SpeculativeSpec
+from kvasir.core.images.prompts import PromptImage, image_key
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
@@ -239,7 +242,7 @@ def test_vllm_knows_every_argument_and_variable_that_we_set(runtime: Any) -> Non
     )
     pool = PoolSpec(name="decode", role=Role.DECODE, engine=engine)
     deployment = base.model_copy(update={"lora": (LoraSpec(name="a", path="/a"),)})
-    arguments = engine_arguments(deployment, pool, model_path="/m", platform="cpu")
+    arguments = engine_arguments(deployment, pool, model_path="/m", platform="cpu", takes_images=True)
     unknown = set(arguments) - set(inspect.signature(AsyncEngineArgs).parameters)
     assert not unknown, f"AsyncEngineArgs no longer takes {sorted(unknown)}; see arguments.py"
     KVTransferConfig(**arguments["kv_transfer_config"])
@@ -328,3 +331,74 @@ def test_rows_of_a_prompt_need_no_adapter_of_their_own(runtime: Any, monkeypatch
     serve_prompt_rows()
     assert torch.equal(share(2), sampled)
     assert torch.equal(share(5), torch.zeros(5, 11))
+
+
+def test_a_prompt_with_images_is_made_by_the_clients_renderer(runtime: Any) -> None:
+    from vllm.inputs import TokensPrompt
+    from vllm.renderers.base import BaseRenderer
+
+    assert "self.renderer = " in inspect.getsource(runtime.AsyncLLM.__init__), (
+        "AsyncLLM lost `renderer`, which image_prompts.py calls"
+    )
+    parameters = list(inspect.signature(BaseRenderer.process_for_engine_async).parameters)
+    assert parameters[1:3] == ["prompt", "arrival_time"], "image_prompts.py passes these two in this order"
+    wanted = {"prompt_token_ids", "multi_modal_data", "multi_modal_uuids", "cache_salt"}
+    lost = wanted - set(TokensPrompt.__annotations__)
+    assert not lost, f"vLLM's TokensPrompt lost {sorted(lost)}, which image_prompts.py sets"
+
+
+def test_an_image_is_decoded_if_its_pixels_are_within_the_variable(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.multimodal.media import ImageMediaIO
+
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "100")
+    decode = ImageMediaIO().load_bytes
+    assert decode(png(10, 10)).media.mode == "RGB"
+    with pytest.raises(ValueError, match="exceed the maximum of 100 pixels"):
+        decode(png(11, 10))
+    with pytest.raises(ValueError, match="load image"):
+        decode(b"MZ")
+
+
+def test_the_key_that_is_given_for_an_image_identifies_it(runtime: Any) -> None:
+    from vllm.multimodal.processing import ProcessorInputs
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    key = PromptImage(0, 1, b"digest", b"data").key("salt")
+    items = {"image": SimpleNamespace(get_all_items_for_hash=lambda: [b"pixels"])}
+    made = ProcessorInputs(prompt=[1], mm_data_items=items, mm_uuid_items={"image": [key]})
+    assert made.get_mm_hashes("m", "sha256") == {"image": [key]}, (
+        "vLLM identifies an image otherwise than by its `multi_modal_uuids`; blocks get other names"
+    )
+    encoder_has_adapters = SimpleNamespace(lora_config=SimpleNamespace(enable_tower_connector_lora=True))
+    adapter = SimpleNamespace(lora_name="ad")
+    for lora, identifier in ((None, key), (adapter, f"ad:{key}")):
+        assert InputProcessor._get_mm_identifier(encoder_has_adapters, key, lora) == identifier
+        assert image_key(identifier) == key
+
+
+def test_vllm_ships_the_bindings_of_gpus_that_are_read(runtime: Any) -> None:
+    from vllm.utils.import_utils import import_pynvml
+
+    from kvasir_workers.engines.vllm import gpu_counters
+
+    nvml = import_pynvml()
+    named = set(re.findall(r"nvml\.(\w+)", inspect.getsource(gpu_counters)))
+    assert len(named) > 10, "gpu_counters.py does not call its bindings `nvml`"
+    gone = {name for name in named if not hasattr(nvml, name)}
+    assert not gone, f"vLLM's pynvml lost {sorted(gone)}, which gpu_counters.py uses"
+    asked = nvml.c_nvmlGpmMetricsGet_t()
+    assert {"version", "numMetrics", "sample1", "sample2"} <= set(dir(asked))
+    assert {"metricId", "nvmlReturn", "value"} <= set(dir(asked.metrics[1]))
+
+
+def test_a_pair_of_texts_is_classified_with_the_place_of_the_second(runtime: Any) -> None:
+    from vllm import PoolingParams
+    from vllm.v1.worker import gpu_model_runner
+
+    change = {"compressed_token_type_ids": 3}
+    assert PoolingParams(task="classify", extra_kwargs=change).extra_kwargs == change
+    assert 'extra_kwargs.get("compressed_token_type_ids")' in inspect.getsource(gpu_model_runner), (
+        "vLLM's runner reads the types of tokens otherwise than embedding_runtime.py:add tells them"
+    )

@@ -26,6 +26,7 @@ from tests.kit.engines.recorder import Recorded
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
 from kvasir.config.spec.tenants import SharedPrefixSpec, TenancySpec
+from kvasir.core.images.prompts import PromptImage
 from kvasir.core.requests import EngineRequest, Role, Sampling, token_ids
 from kvasir.native import root_hash
 from kvasir.native.salt_places import salt_after
@@ -117,6 +118,30 @@ def _check_places_of_salts() -> None:
     assert set(red[2:]).isdisjoint({*blue[2:], *plain[2:]})
     assert set(hashes("r")).isdisjoint({*red, *plain})
     assert red == hashes(salt_after(11, "r")) != hashes(salt_after(12, "r"))
+
+
+def test_blocks_with_a_part_of_an_image_have_its_key_and_its_place(vllm: Any) -> None:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
+    from vllm.v1.request import Request
+
+    key = PromptImage(2, 5, b"digest", b"data").key("s")
+    place = PlaceholderRange(offset=2, length=5)
+    image = MultiModalFeatureSpec(data=None, modality="image", identifier=key, mm_position=place)
+    request = Request(
+        request_id="r",
+        prompt_token_ids=list(range(12)),
+        sampling_params=SamplingParams(),
+        pooling_params=None,
+        mm_features=[image],
+        cache_salt="s",
+    )
+    keys = [generate_block_hash_extra_keys(request, at, at + 4, 0)[0] for at in (0, 4, 8)]
+    assert to_event_extra_keys(keys) == [((key, 2), "s"), ((key, -2),), None], (
+        "vLLM tells images otherwise; see block_marks.py and the scheduler of tiers"
+    )
+    assert list(request.mm_features) == [image]
 
 
 def test_block_keys_are_64_bits_in_the_events(vllm: Any) -> None:
