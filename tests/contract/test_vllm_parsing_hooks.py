@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -319,6 +320,16 @@ def test_forced_calls_become_a_grammar(runtime: Any, tokenizer: Any) -> None:
         assert rule(Script("", REQUIRED, tool_parser)).json["minItems"] == 1
         assert rule(Script("", NAMED, tool_parser)).json["required"] == ["city"]
     assert rule(Script("", REQUIRED, "hermes", "qwen3")).json["minItems"] == 1
+
+
+def test_harmony_has_a_format_of_its_own_for_forced_calls(runtime: Any, tokenizer: Any) -> None:
+    from vllm.parser.harmony import HarmonyParser
+
+    from kvasir_workers.engines.vllm.output.parsing import Parsers
+
+    model = SimpleNamespace(hf_config=SimpleNamespace(model_type="gpt_oss"), model="gpt-oss")
+    parsers = Parsers(tokenizer, model, tool_parser="openai", reasoning_parser=None)
+    assert parsers.understand(REQUIRED, Sampling(), None).parser is HarmonyParser
 
 
 def test_marks_that_are_special_tokens_are_kept_in_the_text(runtime: Any, tokenizer: Any) -> None:
