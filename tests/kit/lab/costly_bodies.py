@@ -8,7 +8,6 @@ values, which the count of a body bounds.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -225,7 +224,7 @@ def _lists(item: inspect.Type, limit: int | None, once: Seen | None) -> Iterator
     many = most if not isinstance(plain, dict | list) else min(most, MANY // 2)
     yield f"{many} items", [plain] * many
     for what, value in _values(item, once):
-        size = len(json.dumps(value))
+        size = len(msgspec.json.encode(value))
         times = min(most, max(1, LONG // size), MANY)
         yield f"{times} items, {what}", [value] * times
 

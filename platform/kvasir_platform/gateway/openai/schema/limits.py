@@ -6,6 +6,7 @@ to run, a level of nesting) is bounded here, so that the cost of a request is bo
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -46,7 +47,8 @@ MAX_TAG_DEPTH = MAX_DEPTH + 16
 """A structural tag contains schemas."""
 MAX_KWARGS = 32
 MAX_METADATA = 16
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
+_CONTAINERS = frozenset((dict, list)).__contains__
 _INT64 = 1 << 63
 _INT32 = 1 << 31
 
@@ -89,7 +91,9 @@ def check_depth(value: object, param: str, levels: int = MAX_DEPTH) -> None:
 
 def containers_in(node: dict[Any, Any] | list[Any]) -> list[dict[Any, Any] | list[Any]]:
     """Return the objects and arrays directly inside of one."""
-    return [child for child in (node.values() if type(node) is dict else node) if type(child) in (dict, list)]
+    inside = node.values() if type(node) is dict else node
+    # A third of the time of a comprehension, and a body has up to half a million values.
+    return list(compress(inside, map(_CONTAINERS, map(type, inside))))
 
 
 def check_references(schema: object, param: str) -> None:
@@ -98,8 +102,8 @@ def check_references(schema: object, param: str) -> None:
     nodes: list[Any] = [schema] if isinstance(schema, dict | list) else []
     while nodes:
         node = nodes.pop()
-        for key in _REFERENCES if isinstance(node, dict) else ():
-            target = node.get(key)
+        for key in _REFERENCES.intersection(node) if isinstance(node, dict) else ():
+            target = node[key]
             if isinstance(target, str) and not target.startswith("#"):
                 raise bad(
                     f"{param} refers to {target[:128]!r} by {key}; external references are not fetched. "
