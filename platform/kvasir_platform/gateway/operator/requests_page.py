@@ -5,8 +5,6 @@ It reads what the router keeps anyway, when it is asked, so it costs serving not
 
 from __future__ import annotations
 
-import heapq
-
 import msgspec
 
 from kvasir.ports.clock import Clock
@@ -37,7 +35,9 @@ class RequestPages:
             in_flight=router.in_flight,
             queued=sum(queue.queued + queue.parked for queue in queues),
             running=[_running(view) for view in running[:MOST_RUNNING]],
-            slowest=[_finished(each, now) for each in heapq.nlargest(MOST_ENDED, ended, key=_lasted_s)],
+            slowest=[
+                _finished(each, now) for each in sorted(ended, key=_lasted_s, reverse=True)[:MOST_ENDED]
+            ],
             latest=[_finished(each, now) for each in sorted(ended, key=_finished_s)[: -MOST_ENDED - 1 : -1]],
         )
         exchange.respond(200, msgspec.json.encode(page))
