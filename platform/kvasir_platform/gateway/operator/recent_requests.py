@@ -3,7 +3,7 @@ and whether that was on one worker. A pure function, for the verdict on a deploy
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvasir.ports.router import RequestSummary
@@ -50,9 +50,9 @@ _ITL: Mapping[str, tuple[str, str]] = {
 def problems_of_requests(ended: Sequence[RequestSummary], now: float) -> Iterator[StatusProblem]:
     """Yield what is wrong with each model. `ended` are the requests that ended last, of each model from the
     earliest to the latest, and `now` reads the clock of their times."""
-    by_model: dict[str, tuple[list[RequestSummary], list[RequestSummary]]] = {}
+    by_model = defaultdict[str, tuple[list[RequestSummary], list[RequestSummary]]](lambda: ([], []))
     for summary in ended:
-        earlier, recent = by_model.setdefault(summary.model, ([], []))
+        earlier, recent = by_model[summary.model]
         (recent if now - summary.finished_s <= _RECENT_S else earlier).append(summary)
     for model, (earlier, recent) in by_model.items():
         if len(recent) >= _LEAST:
