@@ -5,7 +5,7 @@ Decisions of requests in flight are always kept, and of ended ones as many as th
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from kvasir.ports.router import DecisionRecord, RegretView, RequestSummary
@@ -36,6 +36,7 @@ class DecisionLog:
         self._on_decision = on_decision
         self._live: dict[str, DecisionEntry] = {}
         self._ended: OrderedDict[str, DecisionEntry] = OrderedDict()
+        self._summaries: deque[RequestSummary] = deque(maxlen=capacity)
         self._totals = RegretTotals()
         self._budget = JudgementBudget()
         self.stopwatch = stopwatch
@@ -74,11 +75,13 @@ class DecisionLog:
         self._ended[summary.request_id] = entry
         if len(self._ended) > self._capacity:
             self._ended.popitem(last=False)
+        self._summaries.append(summary)
         return entry
 
     def summaries(self) -> list[RequestSummary]:
         """Return the summaries of the ended requests that are kept, from the earliest to the latest."""
-        return [entry.summary for entry in self._ended.values() if entry.summary is not None]
+        # In the dictionary, each is behind several objects that have not been used for long.
+        return list(self._summaries)
 
     def regret(self) -> RegretView:
         """Return the regret of the decisions that were judged as their requests ended."""

@@ -246,3 +246,12 @@ def test_a_record_outlives_the_columns_and_holds_neither_prompt_nor_fleet(log: D
             frontier += gc.get_referents(one)
     large = (places, places.targets, plan.tables[0].values, plan, request, request.block_hashes)
     assert not reached & {id(one) for one in large}
+
+
+def test_the_summaries_of_the_requests_that_ended_last_are_listed_in_their_order(log: DecisionLog) -> None:
+    for name in ("a", "b", "c"):
+        decide(log, APART, request_id=name)
+    for name in ("b", "a", "c"):
+        log.ended(summary(name))
+    log.ended(summary("never placed"))
+    assert [each.request_id for each in log.summaries()] == ["a", "c"]
