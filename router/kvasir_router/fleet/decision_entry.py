@@ -123,7 +123,7 @@ class DecisionEntry:
             plan = replace(plan, tables=())
         self.plan = plan
         self.tables = tables
-        self.about = [about(target.worker_id) for target in self.targets]
+        self.about = tuple([about(target.worker_id) for target in self.targets])
 
     def streams(self, place: int) -> int:
         """Return the sequences that decoded at a place."""

@@ -37,6 +37,7 @@ class DecisionLog:
         self._live: dict[str, DecisionEntry] = {}
         self._ended: OrderedDict[str, DecisionEntry] = OrderedDict()
         self._summaries: deque[RequestSummary] = deque(maxlen=capacity)
+        self._about: tuple[tuple[str, str], ...] = ()
         self._totals = RegretTotals()
         self._budget = JudgementBudget()
         self.stopwatch = stopwatch
@@ -59,9 +60,12 @@ class DecisionLog:
             return
         before = self._live.get(request.request_id)
         attempt = 1 if before is None else before.attempt + 1
-        self._live[request.request_id] = DecisionEntry(
-            request, candidates, plan, decided=decided, attempt=attempt, about=about
-        )
+        entry = DecisionEntry(request, candidates, plan, decided=decided, attempt=attempt, about=about)
+        # It seldom changes, and the collector of garbage visits each object that is kept.
+        if entry.about != self._about:
+            self._about = entry.about
+        entry.about = self._about
+        self._live[request.request_id] = entry
 
     def ended(self, summary: RequestSummary) -> DecisionEntry | None:
         """Record the outcome. Return the decision; None for a request without one, which is ignored."""

@@ -255,3 +255,13 @@ def test_the_summaries_of_the_requests_that_ended_last_are_listed_in_their_order
         log.ended(summary(name))
     log.ended(summary("never placed"))
     assert [each.request_id for each in log.summaries()] == ["a", "c"]
+
+
+def test_records_have_the_states_of_workers_as_they_were_at_their_decisions(log: DecisionLog) -> None:
+    known = {"state": "exact"}
+    for name, state in (("a", "exact"), ("b", "exact"), ("c", "predicted")):
+        known["state"] = state
+        log.decided(view(name), candidates(4), APART, DECIDED, lambda worker: ("pool", known["state"]))
+    records = [log.explain(name) for name in ("a", "b", "c")]
+    found = [record.parts[0].places[0].kv_state for record in records if record is not None]
+    assert found == ["exact", "exact", "predicted"]
