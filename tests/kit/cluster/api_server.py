@@ -370,9 +370,9 @@ def _event_line(request: Request, change: _Change) -> Object | None:
     return {"type": "MODIFIED" if was else "ADDED", "object": change.value}
 
 
-async def start_server(folder: Path, host: str = "127.0.0.1") -> ApiServer:
+async def start_server(folder: Path, host: str = "127.0.0.1", made: ApiServer | None = None) -> ApiServer:
     """A server on a free port, which writes its key to `folder`. End it with `stop`."""
-    made = ApiServer(host)
+    made = made or ApiServer(host)
     made.ca, served = certificate_for(host)
     (folder / "api-server.pem").write_bytes(served)
     made.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -382,9 +382,11 @@ async def start_server(folder: Path, host: str = "127.0.0.1") -> ApiServer:
 
 
 @asynccontextmanager
-async def api_server(folder: Path, host: str = "127.0.0.1") -> AsyncIterator[ApiServer]:
+async def api_server(
+    folder: Path, host: str = "127.0.0.1", made: ApiServer | None = None
+) -> AsyncIterator[ApiServer]:
     """The same as a context manager."""
-    made = await start_server(folder, host)
+    made = await start_server(folder, host, made)
     try:
         yield made
     finally:

@@ -13,7 +13,7 @@ All state of a roll is in the cluster, so that the next control process continue
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -31,6 +31,9 @@ POD_START_S = 1800.0
 # The waits before a pool is started again double from the first to the longest.
 FIRST_WAIT_S = 10.0
 LONGEST_WAIT_S = 300.0
+# In which a pod may be of a template of which this process has not read: the kubelet brings a changed
+# ConfigMap within a minute or two.
+UNREAD_S = 150.0
 
 
 class RollingStatus(RestartablePoolStatus, Protocol):
@@ -104,6 +107,38 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+class _Arrivals:
+    """Which pods may be of the next desired template, of which this process has not read.
+
+    A pod says by which revision of the release it was made. `helm rollback` restores the files of an earlier
+    revision with its number, so that a higher number can be of a revision that was undone, and a lower one of
+    the newest state. So what counts is also when a pod arrived, and since when its pool desires another
+    template.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: dict[str, float] = {}
+        self._desired: dict[str, tuple[str, float]] = {}
+        self._read = 0
+
+    def look(self, pods: Sequence[PodRow], desired: Mapping[str, str], revision: int, now: float) -> None:
+        """Take note of the pods that there are, of each pool's desired template, and of the revision of the
+        file that desires them."""
+        self._arrived = {pod.node_id: self._arrived.get(pod.node_id, now) for pod in pods}
+        before = self._desired
+        self._desired = {
+            pool: before[pool] if pool in before and before[pool][0] == template else (template, now)
+            for pool, template in desired.items()
+        }
+        self._read = max(self._read, revision)
+
+    def may_be_next(self, pod: PodRow, now: float) -> bool:
+        """Whether a pod of another template than the desired one may be of the next one."""
+        arrived = self._arrived[pod.node_id]
+        later = pod.revision > self._read or (pod.revision > 0 and arrived > self._desired[pod.pool][1])
+        return later and now - arrived < UNREAD_S
+
+
 class PoolRolls:
     """Call `step` periodically. `tell` takes an event's name and its details, `wall` returns the time of day
     in UTC, and `revision` the release's revision that desires the pods."""
@@ -127,6 +162,7 @@ class PoolRolls:
         self._stalled: set[str] = set()
         self._wall = wall
         self._revision = revision
+        self._arrivals = _Arrivals()
         self._failed: dict[str, FailedStart] = {}
 
     def failed_start(self, pool: str) -> FailedStart | None:
@@ -136,16 +172,16 @@ class PoolRolls:
     def step(self, *, busy: bool, steady: bool = False) -> None:
         """Check all pools, and act. `busy`: a command is running, which completes its own roll. `steady`:
         every pool is ready."""
-        pods = self._pools.pods()
-        rolling = []
-        for pool in self._pools.names():
-            own = [pod for pod in pods if pod.pool == pool]
-            record, desired = self._pools.record(pool), self._pools.desired(pool)
+        desires = {pool: self._pools.desired(pool) for pool in self._pools.names()}
+        pods = [pod for pod in self._pools.pods() if pod.pool in desires]
+        now, rolling = self._clock.now(), []
+        self._arrivals.look(pods, desires, self._revision(), now)
+        for pool, desired in desires.items():
+            own, record = [pod for pod in pods if pod.pool == pool], self._pools.record(pool)
             if record.template == desired:
                 self._stalled.discard(pool)
-                # A pod of a later revision is what the next desired template asks for.
-                known = [pod for pod in own if pod.revision <= self._revision()]
-                self._let_go(pool, [pod for pod in known if pod.template != desired])
+                other = [pod for pod in own if pod.template != desired]
+                self._let_go(pool, [pod for pod in other if not self._arrivals.may_be_next(pod, now)])
             elif pool in self._stalled and not busy:
                 self._resume(pool, [pod for pod in own if pod.template == desired])
             if record.before is not None:

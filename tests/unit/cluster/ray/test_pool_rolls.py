@@ -10,7 +10,7 @@ import pytest
 
 from kvasir_platform.cluster.ray.pod_templates import PodRow
 from kvasir_platform.cluster.ray.pool_records import PoolRecord
-from kvasir_platform.cluster.ray.pool_rolls import LONGEST_WAIT_S, POD_START_S, PoolRolls
+from kvasir_platform.cluster.ray.pool_rolls import LONGEST_WAIT_S, POD_START_S, UNREAD_S, PoolRolls
 from kvasir_platform.cluster.ray.pool_status import ReplicaRow
 
 OLD, NEW = "0123456789ab", "ba9876543210"
@@ -132,6 +132,11 @@ class Scene:
         self.rolls.step(busy=busy)
         return list(self.pools.calls)
 
+    def control_anew(self) -> list[str]:
+        """The calls of the first check of another control process."""
+        self.rolls = self.control()
+        return self.look()
+
     def said(self, event: str) -> list[dict[str, object]]:
         return [details for name, details in self.events if name == event]
 
@@ -174,21 +179,49 @@ def test_a_pod_that_served_before_the_chart_named_templates_goes_too(scene: Scen
     assert scene.look() == ["let_go a"]
 
 
-def test_a_pod_of_a_later_revision_waits_for_the_wish_it_is_made_from(scene: Scene) -> None:
+def test_a_pod_of_a_later_revision_waits_for_the_template_it_is_made_from(scene: Scene) -> None:
     later = "00112233aabb"
     for revision in (2, 1, 0):
-        scene.pools.rows = [PodRow("c", "decode", later, free=True, revision=revision)]
-        assert scene.look() == ["let_go c"]
+        scene.pools.rows = [PodRow(f"c{revision}", "decode", later, free=True, revision=revision)]
+        assert scene.control_anew() == [f"let_go c{revision}"]
     scene.pools.rows = [PodRow("c", "decode", later, free=True, revision=3)]
-    assert scene.look() == []
+    assert scene.control_anew() == []
     # The ConfigMap has come, and with it the template.
     scene.revision = 3
     scene.pools.template = later
+    assert scene.look(after_s=90.0) == []
+
+
+def test_a_rollback_lets_the_pods_go_of_the_revision_that_it_undoes(scene: Scene) -> None:
+    """Helm restores the former files as they were, with the former number of the revision."""
+    undone = "00112233aabb"
+    scene.look()
+    scene.revision, scene.pools.template = 3, undone
+    scene.pools.rows = [PodRow("c", "decode", undone, free=True, revision=3)]
+    assert scene.look(after_s=10.0) == []
+    scene.revision, scene.pools.template = 2, NEW
+    assert scene.look(after_s=10.0) == ["let_go c"]
+
+
+def test_a_revision_that_was_undone_unread_holds_its_pods_for_the_kubelets_delay_only(scene: Scene) -> None:
+    scene.pools.rows = [PodRow("c", "decode", "00112233aabb", free=True, revision=3)]
     assert scene.look() == []
-    # A rollback is a revision of its own.
-    scene.revision = 4
-    scene.pools.template = NEW
-    assert scene.look() == ["let_go c"]
+    assert scene.look(after_s=UNREAD_S - 1.0) == []
+    assert scene.look(after_s=1.0) == ["let_go c"]
+
+
+def test_a_pod_of_a_rollback_waits_for_the_files_that_it_restores(scene: Scene) -> None:
+    """Its revision has a lower number than that of the files that are still there."""
+    scene.look()
+    scene.pools.rows = [PodRow("c", "decode", OLD, free=True, revision=1)]
+    assert scene.look(after_s=10.0) == []
+    scene.revision, scene.pools.template = 1, OLD
+    assert scene.look(after_s=60.0) == []
+
+
+def test_another_control_process_waits_for_no_pod_that_it_finds(scene: Scene) -> None:
+    scene.pools.rows = [PodRow("c", "decode", OLD, free=True, revision=1)]
+    assert scene.control_anew() == ["let_go c"]
 
 
 def test_without_wishes_no_pod_is_let_go() -> None:
