@@ -32,7 +32,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts frameworks-check images-check scorecard reports clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts frameworks-check images-check cluster-checks scorecard reports clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -224,6 +224,9 @@ images-check: install-dev ## build both images on a base of debootstrap, and str
 
 scorecard: install-dev ## prove which faults are survived, with real processes (minutes; ARGS="--rows 1,4")
 	@$(BIN)/python -m load_tests.scenarios.scorecard $(ARGS)
+
+cluster-checks: install-dev ## check a release on a live cluster: losses, upgrades, a new installation (an hour; ARGS="--namespace llm"; needs kubectl, helm)
+	@$(BIN)/python -m load_tests.cluster_checks $(ARGS)
 
 reports: install-dev ## measure all that is stale in load_tests/reports, on an idle machine (hours; ARGS=--list shows it; TRACE=… AZURE=… BASE=…)
 	@$(BIN)/python -m load_tests.suite $(if $(TRACE),--trace $(TRACE)) $(if $(AZURE),--azure $(AZURE)) $(if $(BASE),--base $(BASE)) $(ARGS)

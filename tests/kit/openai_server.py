@@ -25,13 +25,15 @@ MODEL = "scripted"
 @dataclass
 class ScriptedAnswer:
     """What comes of one request. `status` other than 200 answers with `message`. A stream pauses with `wait`
-    before each chunk, which is given its number, and breaks off before chunk `breaks_at`."""
+    before each chunk, which is given its number, and breaks off before chunk `breaks_at`. A refusal says to
+    ask again after `retry_after_s` seconds."""
 
     status: int = 200
     message: str = "refused"
     breaks_at: int | None = None
     error_event: bool = False
     ends: bool = True
+    retry_after_s: int | None = None
 
 
 @dataclass
@@ -102,7 +104,7 @@ async def _exchange(script: OpenAiScript, reader: asyncio.StreamReader, writer: 
     if refused:
         answer = ScriptedAnswer(400, f"unknown field {min(refused)}")
     if answer.status != 200:
-        _plain(writer, answer.status, {"error": {"message": answer.message}})
+        _plain(writer, answer.status, {"error": {"message": answer.message}}, answer.retry_after_s)
         return True
     if path.endswith("/embeddings"):
         usage = {"prompt_tokens": len(asked["input"].split()) + TEMPLATE_TOKENS}
@@ -151,9 +153,14 @@ async def _stream(
     return True
 
 
-def _plain(writer: asyncio.StreamWriter, status: int, value: Mapping[str, Any]) -> None:
+def _plain(
+    writer: asyncio.StreamWriter, status: int, value: Mapping[str, Any], retry_after_s: int | None = None
+) -> None:
     body = json.dumps(value).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    later = "" if retry_after_s is None else f"Retry-After: {retry_after_s}\r\n"
+    head = (
+        f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{later}Content-Length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
 
 

@@ -1,0 +1,136 @@
+"""Changes of a release under load: new pods, an image that never starts, certificates, an installation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from load_tests.cluster_checks.control import STARTED_S
+from load_tests.cluster_checks.findings import Finding, at_most, equal, holds, shown
+from load_tests.cluster_checks.site import Site
+
+UNINSTALLED_S = 30.0
+ANNOTATION = "poolDefaults.podAnnotations.kvasir-check"
+TAG = "poolDefaults.image.tag"
+KUBELET_S = 150.0
+"""Within which a kubelet has a changed Secret in the pods that mount it."""
+BROKEN_S = 60.0
+CANNOT_START = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+
+
+class Lives:
+    """Which pods of workers have been there since this was made; `look` at them often."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.before = {pod.uid for pod in site.workers()}
+        self.replicas = len(self.before)
+        self.seen: set[str] = set()
+
+    def look(self) -> bool:
+        """Whether all pods are of the template that the RayCluster has, and serve."""
+        pods = self._site.workers()
+        self.seen |= {pod.uid for pod in pods}
+        wanted = templates(self._site)
+        return all(pod.template == wanted[pod.pool] for pod in pods) and self._site.serves()
+
+    @property
+    def new(self) -> int:
+        return len(self.seen - self.before)
+
+
+def templates(site: Site) -> dict[str, str]:
+    """The template that each pool's pods should be of."""
+    return {
+        group["groupName"]: group["template"]["metadata"]
+        .get("annotations", {})
+        .get("kvasir.dev/template", "")
+        for group in site.ray_cluster()["spec"]["workerGroupSpecs"]
+    }
+
+
+def upgrade(site: Site, annotation: str) -> None:
+    """`helm upgrade` with another template of every pool's pods, and nothing else changed."""
+    site.changes(
+        "upgrade", site.release, site.chart, "--reuse-values", "--set-string", f"{ANNOTATION}={annotation}"
+    )
+
+
+def upgrades(site: Site) -> Iterator[Finding]:
+    """One upgrade of all pods of workers, then two in a row."""
+    lives = Lives(site)
+    mark = f"{site.tools.now():.0f}"
+    with site.load() as load:
+        upgrade(site, f"{mark}-1")
+        took_s = site.until("every pod is of the new template", lives.look, STARTED_S)
+        made = lives.new
+        second = Lives(site)
+        upgrade(site, f"{mark}-2")
+        site.until(
+            "the second upgrade has made a pod", lambda: not second.look() and second.new > 0, STARTED_S
+        )
+        begun = second.new
+        upgrade(site, f"{mark}-3")
+        site.until("every pod is of the last template", second.look, STARTED_S)
+    yield equal(
+        f"pods made by one upgrade in {took_s:.0f} s, of {lives.replicas} replicas", made, lives.replicas
+    )
+    yield at_most("pods made by two upgrades in a row", second.new, second.replicas + begun, "pods")
+    yield from load.findings(exact=site.exact)
+
+
+def rollback(site: Site) -> Iterator[Finding]:
+    """An upgrade to an image that does not exist, followed by `helm rollback`."""
+    before = templates(site)
+    with site.load() as load:
+        site.changes(
+            "upgrade", site.release, site.chart, "--reuse-values", "--set-string", f"{TAG}=never-built"
+        )
+        took_s = site.until("a pod cannot start", lambda: bool(_stuck(site)), STARTED_S)
+        site.tools.pause(BROKEN_S)
+        serving = len([pod for pod in site.workers() if pod.ready])
+        site.changes("rollback", site.release)
+        # Ray does not know a pod that has never started, so nothing but its deletion reaches it.
+        stuck = _stuck(site)
+        if stuck:
+            site.kubectl("delete", "pod", *stuck)
+        lives = Lives(site)
+        site.until("every pod is of the former template", lives.look, STARTED_S)
+    yield shown("pods that served beside the one that could not start", f"{serving}, after {took_s:.0f} s")
+    yield equal("templates after the rollback", templates(site), before)
+    yield from load.findings(exact=site.exact)
+
+
+def certificates(site: Site) -> Iterator[Finding]:
+    """The CronJob that renews certificates runs at once."""
+    job, cron = f"{site.name}-check-{site.tools.now():.0f}", f"cronjob/{site.name}-certify"
+    asked = ("get", "secret", f"{site.name}-tls", "-o", "jsonpath={.data.router\\.pem}")
+    before = site.kubectl(*asked)
+    try:
+        with site.load() as load:
+            site.kubectl("create", "job", job, f"--from={cron}")
+            site.kubectl("wait", "--for=condition=complete", f"job/{job}", "--timeout=300s", timeout_s=320.0)
+            site.tools.pause(KUBELET_S)
+        yield holds("the router's certificate is another one", site.kubectl(*asked) != before)
+        yield from load.findings(exact=site.exact)
+        yield holds("all workers serve", site.serves())
+    finally:
+        site.kubectl("delete", "job", job, "--ignore-not-found")
+
+
+def reinstall(site: Site) -> Iterator[Finding]:
+    """`helm uninstall`, then `helm install` with the same values at once."""
+    values = site.helm("get", "values", site.release, "-o", "yaml")
+    name, began = site.name, site.tools.now()
+    site.helm("uninstall", site.release)
+    yield at_most("helm uninstall", site.tools.now() - began, UNINSTALLED_S, "s")
+    left = site.kubectl("get", "raycluster", name, "--ignore-not-found", "-o", "name")
+    yield equal("RayCluster that is left", left.strip(), "")
+    site.helm("install", site.release, site.chart, "-f", "-", given=values)
+    took_s = site.until("the new installation serves", site.serves, STARTED_S)
+    yield shown("seconds until the new installation serves", f"{took_s:.0f}")
+    site.helm("test", site.release)
+    yield holds("helm test streams a completion", True)
+
+
+def _stuck(site: Site) -> list[str]:
+    return [pod.name for pod in site.workers() if pod.waiting in CANNOT_START]
