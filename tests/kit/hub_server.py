@@ -70,7 +70,10 @@ class _Handler(BaseHTTPRequestHandler):
         if folder is None or revision not in ("main", COMMIT):
             missing = "RepoNotFound" if folder is None else "RevisionNotFound"
             code = hub.errors.get(name, missing)
-            self._send(403 if code == "GatedRepo" else 404, b"", {"X-Error-Code": code})
+            if code == "InvalidToken":
+                self._send(401, b"", {"X-Error-Message": "Invalid credentials in Authorization header"})
+            else:
+                self._send(403 if code == "GatedRepo" else 404, b"", {"X-Error-Code": code})
         elif what == "revision":
             files = [{"rfilename": path.name, "size": path.stat().st_size} for path in folder.iterdir()]
             self._json({"id": name, "sha": COMMIT, "siblings": files})

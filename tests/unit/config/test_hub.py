@@ -79,13 +79,14 @@ def test_of_two_layouts_that_one_counts_which_the_engine_loads(hub: Hub) -> None
     [
         ("maker/gone", "main", "the Hub has no model maker/gone, or it is private; correct model.source"),
         ("maker/gated", "main", "maker/gated is gated; accept its terms on its page and set HF_TOKEN"),
+        ("maker/kept", "main", "the Hub denies maker/kept to this token (HTTP 401); set HF_TOKEN to"),
         ("maker/model", "v9", "maker/model has no revision v9; correct model.revision"),
     ],
 )
 def test_what_cannot_be_downloaded_is_refused_with_what_to_do(
     hub: Hub, name: str, revision: str, says: str
 ) -> None:
-    hub.errors["maker/gated"] = "GatedRepo"
+    hub.errors |= {"maker/gated": "GatedRepo", "maker/kept": "InvalidToken"}
     with pytest.raises(ConfigError) as refused:
         hub_files(name, revision, hub.url)
     assert refused.value.message.startswith(says)
@@ -94,8 +95,24 @@ def test_what_cannot_be_downloaded_is_refused_with_what_to_do(
 
 def test_a_repository_without_configuration_is_no_model(hub: Hub) -> None:
     (hub.folders["maker/model"] / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
         hub_files("maker/model", "main", hub.url)
+
+
+def test_a_repository_that_is_near_to_a_model_is_named_for_what_it_is(hub: Hub) -> None:
+    folder = hub.folders["maker/model"]
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    with pytest.raises(ConfigError, match=r"maker/model \(revision main\) is a LoRA adapter and no"):
+        hub_files("maker/model", "main", hub.url)
+
+
+def test_a_path_that_has_the_form_of_an_id_is_told_to_be_no_folder_either(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="or it is private, and there is no folder models/llama; correct"):
+        hub_files("models/llama", "main", hub.url)
 
 
 def test_a_weight_file_with_an_invalid_header_is_named(hub: Hub) -> None:

@@ -39,6 +39,7 @@ def test_what_is_no_model_is_refused_with_what_would_be_one(source: str) -> None
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"config\.json"):
         resolve_model(str(tmp_path))
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.tensors import TensorHeader
+from kvasir.config.load.not_models import other_kind
 from kvasir.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ HEADERS_S = 20.0
 _CONNECTIONS = 16
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
 """What is downloaded. Code is run only with model.trust_remote_code."""
+_DENIED = (401, 403)
 _INDEX = "model.safetensors.index.json"
 
 
@@ -98,7 +100,9 @@ def hub_files(source: str, revision: str, endpoint: str | None = None) -> HubFil
         sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
         files = frozenset(sizes)
         if "config.json" not in files:
-            raise ConfigError(f"{source} (revision {revision}) holds no config.json, so it is no model")
+            nothing = "holds no config.json, so it is no model", "name another one"
+            what, remedy = other_kind(files) or nothing
+            raise ConfigError(f"{source} (revision {revision}) {what}; {remedy}")
         # Of one commit, also if the branch moves meanwhile. Not into the cache, where a snapshot of one file
         # could be taken for the model.
         commit, local = found.sha or revision, Path(folder, *source.split("/"))
@@ -180,13 +184,20 @@ def _answers(source: str, revision: str) -> Iterator[None]:
             f"{source} is gated; accept its terms on its page and set HF_TOKEN to a token that may read it"
         ) from error
     except RepositoryNotFoundError as error:
+        # A path of two parts has the form of an id.
+        nor = f", and there is no folder {source}" if Path(source).parent.is_dir() else ""
         raise ConfigError(
-            f"the Hub has no model {source}, or it is private; correct model.source, or set HF_TOKEN to a "
-            "token that may read it"
+            f"the Hub has no model {source}, or it is private{nor}; correct model.source, or set HF_TOKEN to "
+            "a token that may read it"
         ) from error
     except RevisionNotFoundError as error:
         raise ConfigError(f"{source} has no revision {revision}; correct model.revision") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, HTTPError, OSError) as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in _DENIED:
+            raise ConfigError(
+                f"the Hub denies {source} to this token (HTTP {error.response.status_code}); set HF_TOKEN to "
+                "a valid one that may read it, or unset it and log in with `hf auth login`"
+            ) from error
         raise HubUnreachableError(f"the Hub does not answer: {type(error).__name__}: {error}") from error
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from kvasir.checkpoint.json_file import read_json_object
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.load.hub import cached_or_fetched
+from kvasir.config.load.not_models import folder_problem, no_folder_problem
 from kvasir.config.load.object_storage import is_object_uri, object_folder
 from kvasir.core.errors import ConfigError
 
@@ -34,14 +35,16 @@ def resolve_model(
         return _checked(_shipped_folder(), named)
     if is_object_uri(source):
         return _checked(object_folder(source, named, download=download), named)
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return _checked(folder.resolve(), named)
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise ConfigError(
-            f"{named} is not a folder; name a folder in Hugging Face form, "
-            f"an id such as `owner/model`, `s3://bucket/folder`, or `{SHIPPED_MODEL}`"
-        )
+    try:
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            return _checked(folder.resolve(), named)
+        problem = no_folder_problem(source)
+    except OSError as error:
+        message = f"{named} cannot be read: {error.strerror}; correct the path, or its rights"
+        raise ConfigError(message) from error
+    if problem is not None:
+        raise ConfigError(f"{named} {problem}")
     return _checked(cached_or_fetched(source, revision, download, named), named)
 
 
@@ -146,5 +149,5 @@ def _shipped_folder() -> Path:
 
 def _checked(folder: Path, named: str) -> Path:
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{named}: {folder} holds no config.json, so it is no model folder")
+        raise ConfigError(f"{named}: {folder} {folder_problem(folder)}")
     return folder
