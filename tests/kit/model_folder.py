@@ -11,6 +11,9 @@ from typing import Any
 
 _BITS = {"F4": 4, "U8": 8, "I8": 8, "F8_E4M3": 8, "F16": 16, "BF16": 16, "I32": 32, "F32": 32, "I64": 64}
 
+TOKENIZER = '{"model": {"type": "WordLevel", "vocab": {"a": 0}}}'
+"""The least that is taken for a tokenizer.json."""
+
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 """The dtype and shape of each tensor by name."""
 
@@ -32,6 +35,6 @@ def write_model(folder: Path, config: Mapping[str, Any], tensors: Tensors | None
     """Write a folder that a deployment can name: configuration, one weight file, a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (folder / "tokenizer.json").write_text(TOKENIZER, encoding="utf-8")
     write_safetensors(folder / "model.safetensors", tensors or {"w": ("BF16", (2,))})
     return folder

@@ -14,6 +14,18 @@ T = TypeVar("T")
 JSON_LIMIT_BYTES = 256 << 20
 """Larger files are refused: the largest indices of tensors known have 20 MiB."""
 
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins whose content Git LFS has not fetched."""
+
+
+def refuse_lfs_pointer(path: Path, beginning: bytes) -> None:
+    """Raise ConfigError if `path`, which has this `beginning`, only names a file that is in Git LFS."""
+    if beginning.startswith(LFS_POINTER):
+        raise ConfigError(
+            f"{path} is a pointer of Git LFS and not the file itself; fetch the files: "
+            f"git -C {path.parent} lfs pull"
+        )
+
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in `path`. Raises ConfigError as `read_json` does."""
@@ -22,11 +34,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path, kind: type[T]) -> T:
     """Return the content of `path`. Raises ConfigError for a file that is missing, cannot be read, is larger
-    than JSON_LIMIT_BYTES, or is not of that `kind`."""
+    than JSON_LIMIT_BYTES, is a pointer of Git LFS, or is not of that `kind`."""
     try:
         if (size := path.stat().st_size) > JSON_LIMIT_BYTES:
             raise ConfigError(f"{path}: {size} bytes are too many for a JSON file of a model")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        content = path.read_bytes()
+        refuse_lfs_pointer(path, content)
+        return msgspec.json.decode(content, type=kind)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

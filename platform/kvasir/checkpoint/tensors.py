@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from kvasir.checkpoint.json_file import read_json_object
+from kvasir.checkpoint.json_file import LFS_POINTER, read_json_object, refuse_lfs_pointer
 from kvasir.core.errors import ConfigError
 
 HEADER_LIMIT_BYTES = 100_000_000
 """The format's limit."""
 
 _LENGTH_BYTES = 8
+_ADAPTER = "adapter_model.safetensors"
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
@@ -54,7 +55,12 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if not index.is_file():
         present = present or sorted(folder.glob("*.safetensors"))
         if not present:
-            raise ConfigError(f"{folder} has no safetensors files")
+            raise ConfigError(f"{folder} has no safetensors files{_other_weights(folder)}")
+        if [path.name for path in present] == [_ADAPTER]:
+            raise ConfigError(
+                f"{folder} has the weights of a LoRA adapter only ({_ADAPTER}); set model.source to the "
+                "model that it was trained for, and name this folder in `lora`"
+            )
         single = folder / "model.safetensors"
         return (single,) if single in present else tuple(present)
     weight_map = read_json_object(index).get("weight_map")
@@ -65,6 +71,19 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         first = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise ConfigError(f"{folder} lacks {len(missing)} of the {len(names)} files in {index.name}: {first}")
     return tuple(folder / name for name in names)
+
+
+def _other_weights(folder: Path) -> str:
+    """Return which weights of another format `folder` has, and what to do."""
+    if pickled := next(iter(sorted(folder.glob("*.bin"))), None):
+        code = f"M.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        return (
+            f", and {pickled.name} is a pickle, which can run code and is not read; if you trust it, write "
+            f'them: python -c "from transformers import AutoModelForCausalLM as M; {code}"'
+        )
+    if other := next(iter(sorted(folder.glob("*.gguf"))), None):
+        return f", and {other.name} is not read; download the safetensors files of the model"
+    return ""
 
 
 def read_tensors(folder: Path) -> tuple[TensorHeader, ...]:
@@ -83,6 +102,7 @@ def tensors_of(path: Path) -> list[TensorHeader]:
                 raise ConfigError(f"{path} is truncated: {size} bytes are no safetensors file")
             length = struct.unpack("<Q", start)[0]
             if length > HEADER_LIMIT_BYTES:
+                refuse_lfs_pointer(path, start + stream.read(len(LFS_POINTER)))
                 raise ConfigError(f"{path} is no safetensors file: its header would have {length} bytes")
             header = stream.read(length)
     except OSError as error:

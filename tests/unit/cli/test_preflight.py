@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.hub_server import Hub, serving
-from tests.kit.model_folder import write_model, write_safetensors
+from tests.kit.model_folder import TOKENIZER, write_model, write_safetensors
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.tensors import TensorHeader
@@ -349,7 +349,7 @@ def test_this_machine_can_be_measured() -> None:
 
 def test_a_complete_model_folder_is_measured(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 77, "torch_dtype": "float16"}')
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER)
     write_safetensors(tmp_path / "model.safetensors", {"w": ("F32", (3,))})
     found = probe_model(str(tmp_path), "main")
     assert (found.weights[0].elements, found.config and found.config.max_positions) == (3, 77)

@@ -48,6 +48,10 @@ def compressed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
     return quantized(config, quant_method="compressed-tensors", config_groups={"group_0": group})
 
 
+def modelopt(algorithm: str) -> dict[str, Any]:
+    return quantized(LLAMA, producer={"name": "modelopt"}, quantization={"quant_algo": algorithm})
+
+
 MIXTURE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 4}
 INT4 = {"type": "int", "num_bits": 4, "strategy": "group"}
 FP8 = {"type": "float", "num_bits": 8, "strategy": "channel"}
@@ -99,6 +103,7 @@ def test_experts_in_mxfp4_run_on_a_cpu_with_amx_and_on_a_gpu() -> None:
         ),
         (quantized(LLAMA, quant_method="fp8"), [], "FP8 with a scale for each tensor"),
         (compressed(LLAMA, **FP8_BLOCKS), [], "FP8 with a scale for each block"),
+        (modelopt("FP8"), [], "FP8 with a scale for each tensor"),
         (LLAMA, ["model.quantization=fp8_per_block"], "FP8 with a scale for each block"),
         (quantized(MIXTURE, quant_method="awq", bits=4), [], "experts are in INT4"),
         (quantized(MIXTURE, quant_method="gptq", bits=4), [], "experts are in INT4"),
@@ -116,6 +121,22 @@ def test_blocks_of_fp8_and_experts_in_int4_are_refused_on_a_cpu_without_amx(
     assert "AMX" in finding.message
     assert "GPU" in finding.remedy
     assert found(raw, *options, weights=weights, cpu=AMX) == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        modelopt("NVFP4"),
+        quantized(LLAMA, quant_method="modelopt", quant_algo="NVFP4"),
+        quantized(LLAMA, quant_method="compressed-tensors", format="nvfp4-pack-quantized"),
+    ],
+)
+def test_nvfp4_is_refused_on_every_cpu(raw: dict[str, Any]) -> None:
+    for cpu in (CpuKind(), AMX):
+        (finding,) = found(raw, cpu=cpu)
+        assert finding.level == "error"
+        assert "NVFP4" in finding.message
+        assert "GPU" in finding.remedy
 
 
 @pytest.mark.parametrize("weights", [INT4, FP8])

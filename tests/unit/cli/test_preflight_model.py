@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.model_folder import write_model, write_safetensors
+from tests.kit.model_folder import TOKENIZER, write_model, write_safetensors
 
 from kvasir.config.load import object_storage
 from kvasir.config.load.loader import load
+from kvasir.config.load.model_support import refuse_model
+from kvasir.core.errors import ConfigError
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.model import model_findings
 from kvasir_platform.cluster.preflight.probe import probe_model
@@ -74,7 +76,7 @@ def test_a_folder_without_weights_or_tokenizer_says_both(tmp_path: Path) -> None
 def test_a_routers_pod_needs_a_tokenizer_and_no_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert "has no tokenizer" in the_error(tmp_path, "discovery.kind=kubernetes").message
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER)
     assert [f.level for f in found(tmp_path, "discovery.kind=kubernetes")] == ["ok"]
 
 
@@ -95,6 +97,67 @@ def test_another_kind_of_tokenizer_has_to_be_converted(
     finding = the_error(folder)
     assert finding.message == f"{folder} has {what} ({file}), and Kvasir reads tokenizer.json only"
     assert convert.format(folder) in finding.remedy
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 17209920\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_file_that_git_lfs_has_not_fetched_comes_with_the_command_that_does(
+    tmp_path: Path, name: str
+) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    (folder / name).write_text(POINTER)
+    finding = the_error(folder)
+    assert finding.message == f"{folder / name} is a pointer of Git LFS and not the file itself"
+    assert finding.remedy == f"fetch the files: git -C {folder} lfs pull"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not valid JSON"),
+        ('{"model": {"vocab": {"a": 0}', "not valid JSON"),
+        ("<html>Access denied</html>", "not valid JSON"),
+        ("{}", "has no vocabulary, so it is no file of the tokenizers library"),
+    ],
+)
+def test_a_tokenizer_file_that_is_none_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    (folder / "tokenizer.json").write_text(content)
+    finding = the_error(folder)
+    assert finding.message.startswith(str(folder / "tokenizer.json"))
+    assert message in finding.message
+    assert finding.remedy == "download the model's tokenizer.json again"
+
+
+@pytest.mark.parametrize(
+    ("file", "message", "remedy"),
+    [
+        ("pytorch_model.bin", "pytorch_model.bin is a pickle", "as M; M.from_pretrained("),
+        ("model-Q4_0.gguf", "model-Q4_0.gguf is not read", "download the safetensors files"),
+        ("adapter_model.safetensors", "the weights of a LoRA adapter only", "set model.source to the model"),
+    ],
+)
+def test_weights_in_another_format_are_named(tmp_path: Path, file: str, message: str, remedy: str) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    (folder / "model.safetensors").rename(folder / file)
+    finding = the_error(folder)
+    assert message in finding.message
+    assert remedy in finding.remedy
+
+
+def test_weights_of_another_model_are_refused_unless_the_configuration_is_overridden(tmp_path: Path) -> None:
+    tensors = {"model.layers.0.mlp.up_proj.weight": ("BF16", (2, 2))}
+    folder = write_model(tmp_path, LLAMA | {"num_hidden_layers": 2}, tensors)
+    finding = the_error(folder)
+    assert finding.message == f"{folder}: config.json has 2 layers, and the weights have 1"
+    overridden = "engine.args={hf_overrides: {num_hidden_layers: 1}}"
+    pools = [f"pools.{name}.{overridden}" for name in ("prefill", "decode")]
+    assert [f.level for f in found(folder, *pools)] == ["ok"]
+    with pytest.raises(ConfigError, match="has 2 layers, and the weights have 1; take"):
+        refuse_model(load(None), folder)
+    refuse_model(load(None, pools), folder)
 
 
 def test_an_unknown_architecture_comes_with_the_nearest_known(tmp_path: Path) -> None:
@@ -197,6 +260,16 @@ def test_a_multimodal_model_without_torchvision_is_a_warning(tmp_path: Path) -> 
     assert [f.level for f in found(folder)] == ["ok"]
     text = write_model(tmp_path / "text", LLAMA)
     assert [f.level for f in found(text, lacks_torchvision=True)] == ["ok"]
+
+
+def test_a_checkpoint_in_a_format_that_vllm_does_not_read_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}})
+    finding = the_error(folder)
+    named = f"{folder} (LlamaForCausalLM)"
+    assert finding.message == f"{named} is quantized with bitsandbytes, which vLLM does not read"
+    assert "quantized with AWQ, GPTQ, FP8 or compressed-tensors" in finding.remedy
+    sim = [f"pools.{name}.engine.kind=sim" for name in ("prefill", "decode")]
+    assert [f.level for f in found(folder, *sim)] == ["ok"]
 
 
 def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:

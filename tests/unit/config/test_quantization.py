@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvasir.config.checks.quantization import declared_method, quantization_problem
+from kvasir.config.checks.quantization import (
+    declared_method,
+    quantization_problem,
+    reads_checkpoint,
+)
 from kvasir.config.load.loader import load
 from kvasir.config.load.support import unsupported_features
 
@@ -16,6 +20,7 @@ from kvasir.config.load.support import unsupported_features
     [
         (None, ""),
         ({"quant_method": "AWQ"}, "awq"),
+        ({"quant_method": "compressed_tensors"}, "compressed-tensors"),
         ({"producer": {"name": "modelopt"}, "quantization": {}}, "modelopt"),
         ({"bits": 4}, "unnamed"),
     ],
@@ -71,3 +76,10 @@ def test_a_method_without_a_kernel_on_cpus_is_refused_there_with_others_to_use(m
     assert all(each.endswith("set fp8_per_channel or int8") for each in found)
     on_gpu = unsupported_features(deployment, platform="cuda")
     assert not [each for each in on_gpu if "kernel" in each]
+
+
+def test_checkpoints_are_read_that_declare_a_method_of_vllm_or_none() -> None:
+    for declared in ("", "unnamed", "awq", "auto-round", "compressed-tensors", "modelopt", "mxfp4"):
+        assert reads_checkpoint(declared), declared
+    for declared in ("bitsandbytes", "gguf", "aqlm", "hqq", "quanto", "fbgemm_fp8"):
+        assert not reads_checkpoint(declared), declared

@@ -17,7 +17,7 @@ _ANYWHERE = "take the model in bfloat16, or run it on a GPU"
 _WITH_AMX = (
     "take the model in bfloat16, or run it on a GPU or on a CPU with AMX (such as 4th generation Intel Xeon)"
 )
-_PACKED = "mxfp4-pack-quantized"
+_PACKED, _NVFP4 = "mxfp4-pack-quantized", "nvfp4-pack-quantized"
 _NEEDS_AMX = "for which vLLM's kernel needs a CPU with AMX, and this one has none"
 _INT8_AT_LOAD = ("int8", "experts_int8", "int8_per_channel_weight_only")
 ExpertWeights = Literal["none", "plain", "packed"]
@@ -59,6 +59,8 @@ def kernel_problem(
         )
     if declared == "compressed-tensors" and _PACKED in _formats(stated):
         return "its linear layers are in MXFP4, for which vLLM has no kernel on CPUs", _ANYWHERE
+    if declared == "modelopt_fp4" or _algorithm(stated) == "NVFP4" or _NVFP4 in _formats(stated):
+        return "its linear layers are in NVFP4, for which vLLM has no kernel on CPUs", _ANYWHERE
     packed = experts == "packed" and _in_fp8(declared, stated) and not _in_fp8_blocks(declared, stated)
     if packed or (experts == "plain" and not declared and wanted == "fp8_per_channel"):
         return "its experts are in FP8 without blocks, for which vLLM has no kernel on CPUs", _ANYWHERE
@@ -81,7 +83,7 @@ def _computed_with_amx(
         return "its experts are in MXFP4"
     if _in_fp8_blocks(declared, quantization) or (wanted == "fp8_per_block" and not declared):
         return "its weights are in FP8 with a scale for each block"
-    if declared == "fp8":
+    if declared == "fp8" or _algorithm(quantization) == "FP8":
         return "its weights are in FP8 with a scale for each tensor"
     if experts == "packed" and _in_four_bits(declared, quantization):
         return "its experts are in INT4"
@@ -90,6 +92,13 @@ def _computed_with_amx(
     if x86 and (packed or (experts == "plain" and not declared and wanted in _INT8_AT_LOAD)):
         return "its experts are in INT8"
     return ""
+
+
+def _algorithm(quantization: Mapping[str, Any]) -> str:
+    """Return the algorithm of a checkpoint that ModelOpt wrote, "" for others."""
+    nested = quantization.get("quantization")
+    stated = nested if isinstance(nested, dict) else quantization
+    return str(stated.get("quant_algo") or "").upper()
 
 
 def _in_fp8_blocks(declared: str, quantization: Mapping[str, Any]) -> bool:

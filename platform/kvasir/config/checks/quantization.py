@@ -48,7 +48,14 @@ def declared_method(quantization: Mapping[str, Any] | None) -> str:
         return ""
     producer = quantization.get("producer")
     named = quantization.get("quant_method") or (producer.get("name") if isinstance(producer, dict) else None)
-    return str(named or "unnamed").lower()
+    return str(named or "unnamed").lower().replace("compressed_tensors", "compressed-tensors")
+
+
+def reads_checkpoint(declared: str) -> bool:
+    """Return whether vLLM reads a checkpoint that declares this method ("" for none). Those that it calls
+    deprecated are not read."""
+    # vLLM says what it makes of a configuration without a name.
+    return declared in ("", "unnamed", *_READERS, *ENGINE_METHODS)
 
 
 def quantization_problem(wanted: str, declared: str) -> tuple[str, str] | None:

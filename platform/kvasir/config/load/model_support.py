@@ -22,10 +22,15 @@ from kvasir.checkpoint.architectures import (
     looks_pooling,
 )
 from kvasir.checkpoint.classes import Classes, classes_of
+from kvasir.checkpoint.consistency import mismatch
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.model_types import MODEL_TYPES, TYPED_BY_ARCHITECTURE
 from kvasir.checkpoint.tensors import read_tensors
-from kvasir.config.checks.quantization import declared_method, quantization_problem
+from kvasir.config.checks.quantization import (
+    declared_method,
+    quantization_problem,
+    reads_checkpoint,
+)
 from kvasir.config.load.object_storage import is_object_uri, refuse_without_streamer, streams_weights
 from kvasir.config.load.parallel_support import expert_problems
 from kvasir.config.spec.deployment import Deployment, PoolSpec
@@ -67,10 +72,19 @@ def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
         found.extend(_architecture(view, [pool for pool in pools if pool.engine.kind == "vllm"], used))
         found.extend(_positions(view, pools, used))
         found.extend(ModelProblem(*problem) for pool in pools for problem in expert_problems(pool, used))
-    declared = declared_method(config.quantization)
-    if problem := quantization_problem(view.model.quantization, declared):
-        found.append(ModelProblem(*problem))
+    found.extend(_quantization(view, config))
     return found
+
+
+def _quantization(view: Deployment, config: ModelConfig) -> Iterator[ModelProblem]:
+    declared = declared_method(config.quantization)
+    if any(pool.engine.kind == "vllm" for pool in view.pools) and not reads_checkpoint(declared):
+        yield ModelProblem(
+            f"{_named(config)} is quantized with {declared}, which vLLM does not read",
+            "take the model in bfloat16, or quantized with AWQ, GPTQ, FP8 or compressed-tensors",
+        )
+    elif problem := quantization_problem(view.model.quantization, declared):
+        yield ModelProblem(*problem)
 
 
 def served_classes(view: Deployment, folder: Path) -> Classes | None:
@@ -92,10 +106,13 @@ def refuse_model(view: Deployment, folder: Path) -> None:
     `folder`."""
     if streams_weights(view.model):
         refuse_without_streamer(f"streaming the weights of {view.model.source}")
-    if problems := model_problems(view, read_model_config(folder)):
+    config = read_model_config(folder)
+    if problems := model_problems(view, config):
         raise ConfigError("\n".join(map(str, problems)))
     if needs_weights(view):
-        read_tensors(folder)
+        differs = mismatch(config, read_tensors(folder))
+        if differs and not any("hf_overrides" in pool.engine.args for pool in view.pools):
+            raise ConfigError(f"{folder}: {differs}; take config.json and weights from the same model")
 
 
 def served_length(view: Deployment, config: ModelConfig) -> int | None:

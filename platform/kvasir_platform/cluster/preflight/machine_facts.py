@@ -14,8 +14,9 @@ from kvasir_platform.cluster.preflight.tiers import TierProbe
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """The files in the model's folder. `problem` is why they cannot be used ("" if they can), and
-    `weights_problem` why the weights cannot. `weight_bytes` is the size of all tensors as stored, and
+    """The files in the model's folder. `problem` is why they cannot be used ("" if they can),
+    `weights_problem` why the weights cannot, `tokenizer_problem` why tokenizer.json cannot, and `mismatch`
+    how weights and configuration differ. `weight_bytes` is the size of all tensors as stored, and
     `weights` what ranks divide. `config` is there unless there is a problem; `files` are the names in the
     folder.
 
@@ -26,6 +27,8 @@ class ModelProbe:
     folder: str = ""
     problem: str = ""
     weights_problem: str = ""
+    tokenizer_problem: str = ""
+    mismatch: str = ""
     to_download: bool = False
     offline: bool = False
     unknown: str = ""
@@ -50,7 +53,7 @@ class PortProbe:
 @dataclass(frozen=True, slots=True)
 class FileProbe:
     """A file or folder that `field` of the spec names. `problem` is why it cannot be used, "" if it can;
-    `warning` is what needs attention soon, and `remedy` how."""
+    `warning` is what needs attention soon, and `remedy` what to do, "" for what its field suggests."""
 
     field: str
     path: str

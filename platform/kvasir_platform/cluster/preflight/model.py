@@ -34,6 +34,11 @@ _TOKENIZERS = {
 }
 """Other files of a tokenizer, and the Python code that writes tokenizer.json from them."""
 
+_DOWNLOAD_AGAIN = (
+    "complete the folder, for instance by downloading it again, or save the model as safetensors"
+)
+_SAME_MODEL = "take config.json and weights from the same model"
+
 
 def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bool) -> Iterator[Finding]:
     """Yield the problems of the model of `view`, or that there are none. `lacks_torchvision` says that
@@ -94,6 +99,9 @@ def _to_download(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
 
 
 def _tokenizer(model: ModelProbe) -> Iterator[Finding]:
+    if model.tokenizer_problem:
+        message, _, remedy = model.tokenizer_problem.partition("; ")
+        yield Finding("model", "error", message, remedy)
     if "tokenizer.json" in model.files:
         return
     other = next((name for name in _TOKENIZERS if name in model.files), None)
@@ -115,7 +123,9 @@ def _tokenizer(model: ModelProbe) -> Iterator[Finding]:
 
 
 def _parsers(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
-    if "tokenizer.json" not in model.files or model.to_download or not fields_with_auto(view):
+    if "tokenizer.json" not in model.files or model.tokenizer_problem or model.to_download:
+        return
+    if not fields_with_auto(view):
         return
     try:
         with_parsers(view, Path(model.folder))
@@ -126,9 +136,13 @@ def _parsers(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
 
 def _weights(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
     # A router needs no weights.
-    if model.weights_problem and view.discovery.kind != "kubernetes" and needs_weights(view):
-        remedy = "complete the folder, for instance by downloading it again, or save the model as safetensors"
-        yield Finding("model", "error", model.weights_problem, remedy)
+    if view.discovery.kind == "kubernetes" or not needs_weights(view):
+        return
+    if model.weights_problem:
+        message, _, remedy = model.weights_problem.partition("; ")
+        yield Finding("model", "error", message, remedy or _DOWNLOAD_AGAIN)
+    if model.mismatch and not any("hf_overrides" in pool.engine.args for pool in view.pools):
+        yield Finding("model", "error", f"{model.folder}: {model.mismatch}", _SAME_MODEL)
 
 
 def _image_processor(config: ModelConfig) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from kvasir.checkpoint.consistency import mismatch
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
 from kvasir.checkpoint.tensors import read_tensors
 from kvasir.config.checks.all2all import KERNEL_MODULES
@@ -27,6 +28,7 @@ from kvasir.config.load.object_storage import (
     stated_weight_bytes,
 )
 from kvasir.config.load.parallel_support import has_module
+from kvasir.config.load.tokenizer_file import tokenizer_problem
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
@@ -113,7 +115,7 @@ def probe_model(source: str, revision: str, hub: str | None = None) -> ModelProb
 
 def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
     """Raises ConfigError for an invalid index of weights in object storage."""
-    problem = ""
+    problem = differs = ""
     if is_object_uri(source):
         size = stated_weight_bytes(folder)
         parts = stated_parts(size)
@@ -122,10 +124,13 @@ def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
             tensors = read_tensors(folder)
         except ConfigError as error:
             tensors, problem = (), error.message
+        differs = mismatch(config, tensors) or ""
         size, parts = sum(tensor.nbytes for tensor in tensors), weight_parts(config, tensors)
     return ModelProbe(
         folder=str(folder),
         weights_problem=problem,
+        tokenizer_problem=tokenizer_problem(folder),
+        mismatch=differs,
         weight_bytes=size,
         weights=parts,
         config=config,
@@ -145,6 +150,7 @@ def _on_hub(source: str, revision: str, hub: str | None) -> ModelProbe:
         folder=source,
         to_download=True,
         weights_problem="" if whole else f"{source} has no safetensors files",
+        mismatch=mismatch(found.config, found.tensors) or "",
         weight_bytes=sum(tensor.nbytes for tensor in found.tensors),
         weights=weight_parts(found.config, found.tensors),
         config=found.config,
