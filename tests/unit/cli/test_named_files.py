@@ -104,6 +104,20 @@ def test_every_file_that_the_spec_names_is_looked_at(tmp_path: Path) -> None:
     }
 
 
+def test_an_adapter_of_a_higher_rank_than_engines_reserve_comes_with_the_rank_to_set(tmp_path: Path) -> None:
+    config = tmp_path / "adapter_config.json"
+    config.write_text('{"r": 16}')
+    adapter = f"lora=[{{name: sql, path: {tmp_path}}}]"
+    higher = f"lora=[{{name: sql, path: {tmp_path}, rank: 12}}]"
+    field = "lora.sql.path"
+    (finding,) = file_findings((found(adapter)[field],))
+    assert finding.message.endswith("has rank 16, and engines are started for ranks up to 8")
+    assert finding.remedy == "set rank: 16 beside its path in `lora`"
+    assert problems(higher) == {field: ""}
+    config.write_text("{")
+    assert "not valid JSON" in problems(adapter)[field]
+
+
 def test_the_machine_is_measured_with_its_files(tmp_path: Path) -> None:
     (probed,) = probe(load(None, [f"worker.session_token_file={tmp_path}", "gateway.port=0"])).named_files
     assert probed == FileProbe("worker.session_token_file", str(tmp_path), "is a folder")

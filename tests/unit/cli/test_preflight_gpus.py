@@ -171,6 +171,18 @@ def test_explicit_bytes_beyond_the_gpu_are_refused() -> None:
     assert found.remedy.startswith("leave engine.kv_cache_bytes out")
 
 
+def test_bfloat16_is_refused_on_a_gpu_without_it_whether_it_is_named_or_found() -> None:
+    def refused(devices: Sequence[str], *overrides: str) -> list[str]:
+        findings = examine(loads(ONE_POOL, "k.yaml", overrides), machine(models.LLAMA_8B, devices))
+        return [each.message for each in findings if "bfloat16" in each.message and each.level == "error"]
+
+    what = ["pool serve: model.dtype is bfloat16, which T4 does not compute"]
+    assert refused(["Tesla T4"], "model.dtype=bfloat16") == what
+    assert refused([], "model.dtype=bfloat16", "pools.serve.gpu=T4") == what
+    assert refused(["Tesla T4"], "model.dtype=float16") == refused(["Tesla T4"]) == []
+    assert refused([H100], "model.dtype=bfloat16") == []
+
+
 def test_pools_on_the_cpu_and_models_that_are_not_here_have_no_such_finding() -> None:
     assert of_gpus(machine(models.LLAMA_8B), "pools.serve.gpus=0") == []
     absent = replace(machine(models.LLAMA_8B, [H100]), model=ModelProbe(to_download=True))

@@ -1,4 +1,5 @@
-"""Checks whether the model of each pool fits on its GPUs, and says with which arithmetic."""
+"""Checks whether the model of each pool fits on its GPUs, and says with which arithmetic; and whether they
+compute in its dtype."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 
 _UNIT = 64 << 20
+_BFLOAT16 = (8, 0)
+"""The least compute capability with bfloat16; vLLM refuses it below."""
 
 
 def gpu_memory_findings(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
@@ -31,11 +34,15 @@ def pool_findings(
     """Yield whether `model` fits on the GPU that `pool` names, on the smallest of `devices` if it names none,
     or what it needs if neither is known."""
     length = None if model.config is None else served_length(view, model.config)
+    gpu = _gpu(pool, devices)
+    if gpu is not None and gpu.capability < _BFLOAT16 and view.model.dtype == "bfloat16":
+        message = f"pool {pool.name}: model.dtype is bfloat16, which {gpu.name} does not compute"
+        yield Finding("engine", "error", message, "set model.dtype to float16, or to auto")
     if model.config is None or length is None or not model.weights:
         return
     files = ModelFiles(model.config, model.weights)
     shape = shape_of(view, pool, max_model_len=length)
-    need, gpu = need_of(files, shape), _gpu(pool, devices)
+    need = need_of(files, shape)
     if gpu is None:
         yield _unknown(view, pool, need, devices)
         return

@@ -10,13 +10,16 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
 
+from kvasir.checkpoint.json_file import read_json_object
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.load.model_files import configured_template, resolve_model
+from kvasir.config.load.support import adapter_slots
 from kvasir.config.spec.deployment import Deployment, SpeculativeSpec
 from kvasir.core.errors import ConfigError
 from kvasir.wire.tls import certificate_problem, certificates_in, read_pem, validity_problem
@@ -90,7 +93,7 @@ def file_findings(files: tuple[FileProbe, ...]) -> Iterator[Finding]:
     for file in files:
         what = f"{file.field}: {file.path}"
         if file.problem:
-            yield Finding("paths", "error", f"{what} {file.problem}", _remedy(file.field))
+            yield Finding("paths", "error", f"{what} {file.problem}", file.remedy or _remedy(file.field))
         elif file.warning:
             yield Finding("paths", "warning", f"{what} {file.warning}", file.remedy)
         else:
@@ -110,13 +113,30 @@ def _adapters(deployment: Deployment) -> Iterator[FileProbe]:
     for view in deployment.views():
         if not any(pool.engine.kind == "vllm" for pool in view.pools):
             continue
+        slots = adapter_slots(view)
         for adapter in view.lora:
             folder, field = Path(adapter.path), f"lora.{adapter.name}.path"
             if folder.is_dir():
-                yield FileProbe(field, adapter.path, _unreadable(folder / "adapter_config.json"))
+                rank = 0 if slots is None else slots.rank
+                yield _adapter(FileProbe(field, adapter.path), folder / "adapter_config.json", rank)
             else:
                 problem = "is not a folder" if folder.exists() else "does not exist"
                 yield FileProbe(field, adapter.path, problem)
+
+
+def _adapter(probe: FileProbe, path: Path, most: int) -> FileProbe:
+    """Check an adapter for engines that reserve memory for ranks up to `most`."""
+    if problem := _unreadable(path):
+        return replace(probe, problem=problem)
+    try:
+        settings = read_json_object(path)
+    except ConfigError as error:
+        return replace(probe, problem=f"cannot be used: {error.message}")
+    rank = settings.get("r")
+    if isinstance(rank, int) and rank > most:
+        problem = f"has rank {rank}, and engines are started for ranks up to {most}"
+        return replace(probe, problem=problem, remedy=f"set rank: {rank} beside its path in `lora`")
+    return probe
 
 
 def _drafts(deployment: Deployment) -> Iterator[FileProbe]:
