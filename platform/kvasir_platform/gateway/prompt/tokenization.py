@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from kvasir.checkpoint.consistency import embedded_tokens
+from kvasir.checkpoint.model_config import read_model_config
 from kvasir.config.spec.edge import TokenizerSpec
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.core.values import value
@@ -101,7 +103,9 @@ class Tokenizer(Protocol):
 
 
 class ModelTokenizer:
-    """The tokenizer and chat template of a model folder; `prefixes` caches the tokens of earlier turns."""
+    """The tokenizer and chat template of a model folder; `prefixes` caches the tokens of earlier turns. The
+    model has embeddings of `embedded` tokens, None if of all: another token would end its engine, and is
+    refused."""
 
     def __init__(
         self,
@@ -109,12 +113,14 @@ class ModelTokenizer:
         template: ChatTemplate | None,
         prefixes: PrefixTokens | None = None,
         control: ControlTokens | None = None,
+        embedded: int | None = None,
     ) -> None:
         self._encoder = encoder
         self._prefixes = prefixes
         self.control = control
         self.template = template
-        self.vocabulary = encoder.vocabulary
+        self.vocabulary = min(encoder.vocabulary, encoder.vocabulary if embedded is None else embedded)
+        self._has_more = self.vocabulary < encoder.vocabulary
 
     @classmethod
     def from_folder(
@@ -124,8 +130,9 @@ class ModelTokenizer:
         `spec`, use only Hugging Face's tokenizer. Raise ConfigError naming the invalid file."""
         path = folder / "tokenizer.json"
         chat = ChatTemplate.from_folder(folder, template)
+        embedded = embedded_tokens(read_model_config(folder)) if (folder / "config.json").is_file() else None
         if spec is None:
-            return cls(Reference.from_file(path), chat)
+            return cls(Reference.from_file(path), chat, embedded=embedded)
         conversation = _conversation(chat)
         encoder = load_encoder(path, conversation, fast=spec.fast == "auto")
         rules = path.read_bytes()
@@ -142,7 +149,7 @@ class ModelTokenizer:
         marker = cut_marker(rules, conversation)
         keeps = marker is not None and spec.prefix_cache_bytes > 0
         prefixes = PrefixTokens(marker, spec.prefix_cache_bytes) if marker is not None and keeps else None
-        return cls(encoder, chat, prefixes, control)
+        return cls(encoder, chat, prefixes, control, embedded)
 
     def begin(self, texts: Sequence[str], *, add_special_tokens: bool, salt: str = "") -> Encoding:
         """See `Tokenizer`."""
@@ -179,6 +186,18 @@ class ModelTokenizer:
         )
 
     def _begin(self, texts: Sequence[str], add_special_tokens: bool, salt: str) -> Encoding:
+        begun = self._begun(texts, add_special_tokens, salt)
+        return Encoding(begun.work_us, lambda: self._embedded(begun.finish())) if self._has_more else begun
+
+    def _embedded(self, found: list[array[int]]) -> list[array[int]]:
+        """Return `found`. Raise RequestError for a token that the model has no embedding of."""
+        highest = max((max(ids) for ids in found if ids), default=0)
+        if highest >= self.vocabulary:
+            (name,) = self.names([highest])
+            raise RequestError(f"The model has no embedding of the token {name!r} ({highest}).")
+        return found
+
+    def _begun(self, texts: Sequence[str], add_special_tokens: bool, salt: str) -> Encoding:
         control = self.control
         if control is not None and UserText in map(type, texts):
             return Encoding(

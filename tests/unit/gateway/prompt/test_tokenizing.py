@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import shutil
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.kit.gateway.tokenizer_families import EACH_FAMILY, PROVABLE, RELAXED,
 from tokenizers import Tokenizer
 
 from kvasir.config.spec.edge import TokenizerSpec
-from kvasir.core.errors import CapacityError, ConfigError
+from kvasir.core.errors import CapacityError, ConfigError, RequestError
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.tokenizer_series import TokenizerStats
 from kvasir_platform.gateway.prompt import fast_tokenizer
@@ -120,6 +122,25 @@ def test_the_reference_does_not_come_back_from_another_file(
     with pytest.raises(ConfigError, match="changed"):
         encoder.encode(["a boom"], add_special_tokens=False)
     assert encoder.encode(["fine"], add_special_tokens=False)
+
+
+@pytest.mark.parametrize("spec", [None, TokenizerSpec()])
+def test_a_token_that_the_model_has_no_embedding_of_is_refused(
+    tmp_path: Path, spec: TokenizerSpec | None
+) -> None:
+    shutil.copytree(TINY.parent, tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    whole = ModelTokenizer.from_folder(tmp_path / "m", spec)
+    text = " home and back"
+    (ids,) = whole.encode([text], add_special_tokens=False)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"vocab_size": max(ids)}))
+    fewer = ModelTokenizer.from_folder(tmp_path / "m", spec)
+    assert (whole.vocabulary, fewer.vocabulary) == (config["vocab_size"], max(ids))
+    assert fewer.encode(["", "a"], add_special_tokens=False) == whole.encode(
+        ["", "a"], add_special_tokens=False
+    )
+    with pytest.raises(RequestError, match=f"no embedding of the token .* \\({max(ids)}\\)"):
+        fewer.begin(["a", text], add_special_tokens=False).finish()
 
 
 def test_a_broken_file_is_a_config_error(tmp_path: Path) -> None:
