@@ -104,6 +104,21 @@ def test_every_file_that_the_spec_names_is_looked_at(tmp_path: Path) -> None:
     }
 
 
+def test_a_template_of_the_model_that_does_not_compile_is_an_error_unless_it_is_replaced(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
+    probed = found(f"model.source={tmp_path}")["model.chat_template"]
+    assert "does not compile" in probed.problem
+    assert probed.remedy.startswith("set model.chat_template")
+    assert problems(f"model.source={tmp_path}", "model.chat_template='{{ messages }}'") == {
+        "model.chat_template": ""
+    }
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert problems(f"model.source={tmp_path}") == {}
+
+
 def test_an_adapter_of_a_higher_rank_than_engines_reserve_comes_with_the_rank_to_set(tmp_path: Path) -> None:
     config = tmp_path / "adapter_config.json"
     config.write_text('{"r": 16}')

@@ -75,6 +75,12 @@ def test_a_template_file_wins_over_the_configuration(folder: Path) -> None:
     assert chat_template(folder) == "J"
 
 
+def test_a_template_file_that_is_no_text_is_named(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja: cannot be read: not UTF-8"):
+        chat_template(folder)
+
+
 def test_the_default_one_of_named_templates_is_taken(folder: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))

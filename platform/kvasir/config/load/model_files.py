@@ -77,13 +77,19 @@ def configured_template(chat_template: str | None) -> str | None:
     return text
 
 
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {why}") from error
+
+
 def _chat_templates(folder: Path) -> dict[str, str]:
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
         more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-        return {"default": jinja.read_text(encoding="utf-8")} | {
-            path.stem: path.read_text(encoding="utf-8") for path in more
-        }
+        return {"default": _template_text(jinja)} | {path.stem: _template_text(path) for path in more}
     config = folder / "tokenizer_config.json"
     if not config.is_file():
         return {}

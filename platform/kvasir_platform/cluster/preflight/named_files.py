@@ -179,6 +179,7 @@ def _templates(deployment: Deployment) -> Iterator[FileProbe]:
     for view in deployment.views():
         named = view.model.chat_template
         if named is None:
+            yield from _own_template(view)
             continue
         shown = named if len(named) <= _SHOWN and "\n" not in named else f"{len(named)} characters"
         try:
@@ -187,6 +188,20 @@ def _templates(deployment: Deployment) -> Iterator[FileProbe]:
             yield FileProbe(_TEMPLATE, shown, f"cannot be used: {error.message}")
         else:
             yield FileProbe(_TEMPLATE, shown)
+
+
+def _own_template(view: Deployment) -> Iterator[FileProbe]:
+    """Yield why the template in the model's folder cannot be used, nothing if it can."""
+    try:
+        folder = resolve_model(view.model.source, view.model.revision, download=False)
+    except ConfigError:
+        return  # the check of the model reports it
+    try:
+        ChatTemplate.from_folder(folder)
+    except ConfigError as error:
+        remedy = "set model.chat_template to a template that replaces it, or correct it"
+        problem = f"comes with a template that cannot be used: {error.message}"
+        yield FileProbe(_TEMPLATE, str(folder), problem, remedy=remedy)
 
 
 def _secrets(deployment: Deployment) -> Iterator[FileProbe]:
