@@ -36,18 +36,23 @@ _MAX_OUT = 32
 
 @dataclass(frozen=True, slots=True)
 class SharedLimitRules:
-    """`allotment_s` is the life of an allotment. `out_share` of a minute's amount may be out at a time.
-    A cell that has had no answer for `apart_s` is apart from its home cell. A cell asks for `ahead_s` of its
-    recent use, at least for `least_share` of a minute's amount."""
+    """`allotment_s` is the life of an allotment. `out_share` of a minute's amount may be out at a time: what
+    one request needs beyond that is never admitted in another cell than the home cell. A cell that has had no
+    answer for `apart_s` is apart from its home cell. A cell asks for `ahead_s` of its use in about
+    `recent_s`, at least for `least_share` of a minute's amount."""
 
     allotment_s: float = 6.0
-    out_share: float = 0.25
+    out_share: float = 0.5
     apart_s: float = 2.5
     ahead_s: float = 3.0
+    recent_s: float = 10.0
     least_share: float = 0.01
 
     def __post_init__(self) -> None:
-        if min(self.allotment_s, self.apart_s, self.ahead_s) <= 0 or not 0 < self.out_share <= 1:
+        if (
+            min(self.allotment_s, self.apart_s, self.ahead_s, self.recent_s) <= 0
+            or not 0 < self.out_share <= 1
+        ):
             raise ValueError("times are positive, and out_share is in (0, 1]")
         if not 0 < self.least_share <= self.out_share:
             raise ValueError("least_share is positive and at most out_share")
@@ -252,19 +257,21 @@ class AllottedLimit:
             amount -= part
 
     def ask(self, now: float) -> AllotmentAsk:
-        """Return what to ask the home cell for: what the recent use needs beyond what is held. What is held
-        beyond twice the need is returned."""
+        """Return what to ask the home cell for: what the recent use needs beyond what is held for longer.
+        What is held beyond twice the need is returned, and what is about to end, when other tokens have come
+        in its place."""
         rules, passed_s = self.rules, max(now - self._since_s, 1e-3)
-        weight = min(1.0, passed_s / rules.ahead_s)
+        weight = min(1.0, passed_s / rules.recent_s)
         self._rate += weight * ((self._used + self._missed) / passed_s - self._rate)
         need = max(self._rate * rules.ahead_s, self._missed, rules.least_share * self._per_min)
         self._used = self._missed = 0.0
         self._since_s = now
         held = self.held(now)
-        returned = self._surplus(held - 2 * need)
+        ending = sum(each.left for each in self._held if each.ends_s - now < rules.allotment_s / 2)
+        returned = self._surplus(held - 2 * need, now)
         self._number += 1
         self._remember(now)
-        return AllotmentAsk(self._cell, self._number, max(0.0, need + self._debt - held), returned)
+        return AllotmentAsk(self._cell, self._number, max(0.0, need + self._debt - (held - ending)), returned)
 
     def _remember(self, now: float) -> None:
         """Expect an answer to the last ask. Of too many, the oldest are not expected any more."""
@@ -275,11 +282,12 @@ class AllottedLimit:
         if self._unanswered_s is None:
             self._unanswered_s = now
 
-    def _surplus(self, surplus: float) -> tuple[tuple[int, float], ...]:
-        """Take a surplus out of the oldest allotments."""
+    def _surplus(self, surplus: float, now: float) -> tuple[tuple[int, float], ...]:
+        """Take a surplus out of the oldest allotments, and all of those that are about to end."""
         found = []
         for each in self._held:
-            part = min(each.left, surplus)
+            last = each.ends_s - now < self.rules.allotment_s / 4
+            part = each.left if last else min(each.left, surplus)
             if part > 0:
                 each.left -= part
                 each.amount -= part
