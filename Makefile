@@ -32,7 +32,7 @@ SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts frameworks-check images-check cluster-checks scorecard reports clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-regions bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts frameworks-check images-check cluster-checks scorecard reports clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -196,6 +196,9 @@ bench-cluster: install-dev ## measure what clients notice of losses of nodes, up
 bench-autoscale: install-dev ## size a fleet for a day of traffic shaped like a trace (TRACE=…), in virtual time (minutes)
 	@test -n "$(TRACE)" || { echo "error: name the trace: make bench-autoscale TRACE=mooncake_conversation.jsonl" >&2; exit 2; }
 	@$(BIN)/python -m load_tests.scenarios.autoscale $(TRACE) $(ARGS)
+
+bench-regions: install-dev ## run a day over five regions, by Kvasir's choice of a cell and by others, in virtual time (minutes)
+	@$(BIN)/python -m load_tests.scenarios.regions $(ARGS)
 
 bench-models: install-dev ## run tiny models of many architectures on real engines, into docs/MODELS.md (an hour; ARGS="--only gemma3")
 	@$(BIN)/python -m load_tests.scenarios.models $(ARGS)
