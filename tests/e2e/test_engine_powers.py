@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pytest
 import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
-from tests.kit.engines.drafts import write_eagle_head
+from tests.kit.engines.drafts import write_eagle_head, write_medusa_heads
 from tests.kit.engines.recorder import Recorded
 
 from kvasir.config.load.model_files import resolve_model
@@ -235,6 +235,18 @@ async def test_a_draft_changes_no_token(
         assert plain.engine.load().speculated_tokens == 0
     finally:
         await asyncio.gather(*(engine.stop() for engine in engines))
+
+
+@pytest.mark.soak
+async def test_medusa_heads_propose_after_a_hand_off_and_change_no_token(
+    tmp_path: Path, running: Any, prompts: FreshPrompts
+) -> None:
+    heads = write_medusa_heads(MODEL, tmp_path, 3)
+    spec = SpeculativeSpec(method="medusa", model=str(heads), tokens=3)
+    async with running(deployment(decode={"speculative": spec})) as pair:
+        await pair.assert_equal(prompts.fresh(100))
+        await pair.assert_equal(prompts.fresh(3))
+        assert pair.decode.engine.load().speculated_tokens > 0
 
 
 @pytest.mark.soak

@@ -54,3 +54,30 @@ def write_eagle_head(model: Path, folder: Path, method: EagleMethod) -> Path:
     stated = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(stated | config), encoding="utf-8")
     return folder
+
+
+def write_medusa_heads(model: Path, folder: Path, heads: int) -> Path:
+    """Write `heads` heads for `model` into `folder`, which exists. Each proposes what the model's own head
+    makes of the last hidden state, which is seldom what comes later."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    own = weights.get("lm_head.weight", embedding)
+    size, hidden = embedding.shape
+    tensors = {}
+    for head in range(heads):
+        tensors[f"blocks.{head}.layers.0.weight"] = torch.zeros(hidden, hidden, dtype=own.dtype)
+        tensors[f"lm_heads.{head}.weight"] = own.clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": hidden,
+        "vocab_size": size,
+        "num_heads": heads,
+        "num_hidden_layers": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

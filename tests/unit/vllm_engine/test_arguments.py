@@ -354,6 +354,7 @@ def test_a_prefill_pool_does_not_speculate() -> None:
     [
         ({"method": "draft_model", "model": "/d", "tokens": 3}, {"method": "draft_model", "model": "/d"}),
         ({"method": "eagle3", "model": "/d", "tokens": 3}, {"method": "eagle3", "model": "/d"}),
+        ({"method": "medusa", "model": "/d", "tokens": 3}, {"method": "medusa", "model": "/d"}),
         ({"method": "mtp", "tokens": 3}, {"method": "mtp"}),
     ],
 )

@@ -148,7 +148,7 @@ def _speculation(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
     elif spec.keeps_kv and deployment.moves_kv:
         yield (
             f"{at}.method: the KV of {spec.method} is in the same blocks as the model's, and workers without "
-            "it cannot read them; use ngram, or set disaggregation: never and leave tiers out"
+            "it cannot read them; use ngram or medusa, or set disaggregation: never and leave tiers out"
         )
 
 

@@ -30,10 +30,11 @@ class SpeculativeSpec(Spec):
     """Speculative decoding: tokens are proposed cheaply, and the model verifies them in one step. The output
     follows the same distribution as without it."""
 
-    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"] = "ngram"
+    method: Literal["ngram", "draft_model", "eagle", "eagle3", "medusa", "mtp"] = "ngram"
     """Source of proposals. `ngram`: text that occurred before (prompt lookup). `draft_model`: a smaller model
-    with the same tokenizer. `eagle` and `eagle3`: a head trained for this model. `mtp`: the multi-token
-    prediction layers of the model itself."""
+    with the same tokenizer. `eagle` and `eagle3`: a head trained for this model. `medusa`: heads trained for
+    it, one for each proposed token, without KV. `mtp`: the multi-token prediction layers of the model
+    itself."""
     model: str | None = None
     """Folder or Hugging Face id of the draft model or head. `mtp` uses the model itself by default."""
     revision: str = "main"
@@ -51,7 +52,7 @@ class SpeculativeSpec(Spec):
     @property
     def keeps_kv(self) -> bool:
         """Whether proposals come from layers with a KV cache of their own."""
-        return self.method != "ngram"
+        return self.method not in ("ngram", "medusa")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -59,7 +60,7 @@ class SpeculativeSpec(Spec):
             raise ValueError("lookup_min must not exceed lookup_max")
         if self.method == "ngram" and self.model is not None:
             raise ValueError("model: ngram uses no draft model; remove it, or set method to draft_model")
-        if self.method in ("draft_model", "eagle", "eagle3") and self.model is None:
+        if self.method not in ("ngram", "mtp") and self.model is None:
             raise ValueError(f"model: {self.method} needs the folder or Hugging Face id of its draft; set it")
         self._check_schedule()
         return self
