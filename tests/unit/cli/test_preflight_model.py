@@ -131,6 +131,15 @@ def test_a_tokenizer_file_that_is_none_is_refused(tmp_path: Path, content: str, 
     assert finding.remedy == "download the model's tokenizer.json again"
 
 
+def test_sampling_defaults_outside_vllms_ranges_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA)
+    (folder / "generation_config.json").write_text('{"temperature": -1}')
+    finding = the_error(folder)
+    assert finding.message.startswith(str(folder / "generation_config.json"))
+    assert finding.remedy.endswith("set model.generation_config: none")
+    assert [f.level for f in found(folder, "model.generation_config=none")] == ["ok"]
+
+
 @pytest.mark.parametrize(
     ("file", "message", "remedy"),
     [
@@ -182,7 +191,15 @@ def test_simulated_engines_run_every_architecture(tmp_path: Path) -> None:
         ({"architectures": ["EagleLlamaForCausalLM"]}, "only proposes tokens for another model"),
         (
             {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True},
-            "has an encoder and a decoder",
+            "has an encoder and a decoder, which vLLM does not run",
+        ),
+        (
+            {
+                "architectures": ["WhisperForConditionalGeneration"],
+                "model_type": "whisper",
+                "is_encoder_decoder": True,
+            },
+            "has an encoder and a decoder, and no request here has an input for the encoder",
         ),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}},

@@ -224,9 +224,11 @@ def _not_run(view: Deployment, config: ModelConfig, what: str) -> ModelProblem |
     if kind in _NOT_SERVED and not classifies(config.architectures):
         why, remedy = _NOT_SERVED[kind]
         return ModelProblem(f"{what} {why}", remedy)
-    if config.raw.get("is_encoder_decoder") and config.architectures[0] in TRANSFORMERS:
-        message = f"{what} has an encoder and a decoder, which vLLM does not run"
-        return ModelProblem(message, _OTHER_MODEL)
+    if config.raw.get("is_encoder_decoder"):
+        run = config.architectures[0] not in TRANSFORMERS
+        # Those that vLLM runs transcribe audio, or need images in the encoder.
+        why = "and no request here has an input for the encoder" if run else "which vLLM does not run"
+        return ModelProblem(f"{what} has an encoder and a decoder, {why}", _OTHER_MODEL)
     return None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvasir.checkpoint.architectures import MULTIMODAL
 from kvasir.checkpoint.model_config import ModelConfig
+from kvasir.checkpoint.sampling_defaults import sampling_defaults
 from kvasir.config.load.model_parsers import fields_with_auto, with_parsers
 from kvasir.config.load.model_support import model_problems, needs_weights
 from kvasir.config.load.object_storage import is_object_uri
@@ -59,7 +60,7 @@ def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bo
         message, _, remedy = model.problem.partition("; ")
         yield Finding("model", "error", message, remedy or "correct model.source")
         return
-    problems = [*_tokenizer(model), *_weights(view, model), *_parsers(view, model)]
+    problems = [*_tokenizer(model), *_weights(view, model), *_parsers(view, model), *_sampling(view, model)]
     problems += (
         Finding("model", "error", each.message, each.remedy) for each in model_problems(view, model.config)
     )
@@ -132,6 +133,15 @@ def _parsers(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
     except ConfigError as error:
         message, _, remedy = error.message.partition("; ")
         yield Finding("model", "error", message, remedy)
+
+
+def _sampling(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
+    if model.to_download or view.model.generation_config == "none":
+        return
+    try:
+        sampling_defaults(Path(model.folder))
+    except ConfigError as error:
+        yield Finding("model", "error", error.message, "correct it, or set model.generation_config: none")
 
 
 def _weights(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
