@@ -11,7 +11,6 @@ import pytest
 from tests.kit.cluster.pods import (
     DECODE,
     HEALTH,
-    PATIENCE_S,
     PREFILL,
     SESSION,
     PodCluster,
@@ -64,25 +63,10 @@ def test_engines_outlive_the_head_and_its_redis_and_no_stream_fails(cluster: Pod
     with steady_load(url, expected):
         for _ in range(KILLS):
             cluster.kill("head")
-            restarted(cluster)
+            cluster.take_over(BOTH)
         # Redis restarts with its volume. Ray's head ends with its connection, and KubeRay restarts the pod.
         cluster.redis.kill()
         cluster.redis.start()
         cluster.processes["head"].wait(60)
-        restarted(cluster)
+        cluster.take_over(BOTH)
     assert {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)} == engines
-
-
-def restarted(cluster: PodCluster) -> None:
-    """Restart the head as KubeRay does, also when it ends again, until the pools are taken over."""
-    cluster.head()
-
-    def taken_over() -> bool:
-        if cluster.processes["head"].poll() is not None:
-            # Ray may not have been up.
-            cluster.heads = len(cluster.events("head", "ray"))
-            cluster.head()
-        return cluster.running() == BOTH
-
-    # Beside two engines that serve, Ray's head may need several attempts on a small machine.
-    cluster.until(taken_over, "the pools are taken over", 3 * PATIENCE_S)

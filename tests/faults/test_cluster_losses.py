@@ -1,6 +1,6 @@
 """Losses that a cluster brings, at a small size, with real processes: of nodes in network namespaces, of
-certificates, and upgrades on a real Ray. `tests/simulation/test_node_losses.py` has those of nodes in virtual
-time."""
+certificates, and upgrades on a real Ray, some of them with real engines.
+`tests/simulation/test_node_losses.py` has those of nodes in virtual time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from load_tests.scenarios.cluster import real
 from load_tests.scenarios.cluster.certificates import Renewals, renewed_under_load
 from load_tests.scenarios.cluster.losses import Load
 from load_tests.scenarios.cluster.nodes import RESUME_WINDOW_S, Cut, Drained, cut_off, drained
@@ -60,3 +61,16 @@ async def test_upgrades_on_a_real_ray_fail_no_request(
 ) -> None:
     program("redis-server")
     assert_exact(await upgrade(Trial(tmp_path, 34, quiet=True), Upgrade()))
+
+
+async def test_real_engines_lose_no_stream_to_a_drain_of_the_only_decode_replica(tmp_path: Path) -> None:
+    program("redis-server")
+    assert_exact(await real.drained(Trial(tmp_path, 35, quiet=True), real.Loss(away_s=1.0)))
+
+
+async def test_real_engines_lose_no_stream_to_an_upgrade_that_never_starts_and_its_rollback(
+    tmp_path: Path,
+) -> None:
+    program("redis-server")
+    size = Upgrade(load=real.Loss().load)
+    assert_exact(await real.never_starts(Trial(tmp_path, 36, quiet=True), size))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tests.kit.lab.fleet import Fleet, LabWorker
 from tests.kit.lab.gateway import until
 from tests.kit.lab.load import OpenLoop, asks
-from tests.kit.lab.stream import Outcome
+from tests.kit.lab.stream import Ask, Outcome
 
 from load_tests.scenarios.scorecard.common import Figure, Trial, exactness, seen
 
@@ -30,11 +30,14 @@ class Load:
 
 
 @asynccontextmanager
-async def under_load(trial: Trial, addresses: Sequence[str], load: Load) -> AsyncIterator[list[Outcome]]:
-    """Run streams while the context runs; its value has all outcomes when it has ended."""
+async def under_load(
+    trial: Trial, addresses: Sequence[str], load: Load, work: Iterator[Ask] | None = None
+) -> AsyncIterator[list[Outcome]]:
+    """Run streams while the context runs, for simulated engines unless `work` is given; its value has all
+    outcomes when it has ended."""
     loop = OpenLoop(
         addresses,
-        asks(trial.rng(1), PROMPT_TOKENS, load.tokens),
+        asks(trial.rng(1), PROMPT_TOKENS, load.tokens) if work is None else work,
         load.rate,
         clock=trial.clock,
         rng=trial.rng(2),

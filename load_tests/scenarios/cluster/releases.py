@@ -7,9 +7,10 @@ Real Ray, Serve and control process, with this module in place of KubeRay and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.kit.cluster.pods import (
@@ -67,21 +68,24 @@ async def release(trial: Trial) -> AsyncIterator[tuple[PodCluster, str]]:
     made = pod_cluster(trial.folder, spec())
     cluster = await asyncio.to_thread(made.__enter__)
     try:
-        yield cluster, await asyncio.to_thread(_installed, cluster)
+        yield cluster, await asyncio.to_thread(installed, cluster, (SPARE,))
     finally:
         await asyncio.to_thread(made.__exit__, None, None, None)
 
 
-def _installed(cluster: PodCluster) -> str:
+def installed(cluster: PodCluster, further: Sequence[str]) -> str:
+    """Start a release with a prefill and a decode pod, and further decode pods at these addresses; give the
+    URL of its router."""
     cluster.first_head()
     cluster.first_workers({"prefill": PREFILL, "decode": DECODE})
     url = cluster.router()
-    cluster.worker("decode", SPARE)
-    done = list(ask(socket_path(cluster.head_dir), ControlCommand("scale", "decode", 2), COMMAND_S))
-    if done[-1]["event"] != "done":
-        raise NotProven(f"the decode pool did not get its second replica: {done[-1]}")
-    cluster.until(lambda: serves(SPARE), "the second decode pod is ready")
-    cluster.until(lambda: ready_workers(url) == 3, "the router has three workers")
+    for number, ip in enumerate(further, 2):
+        cluster.worker("decode", ip)
+        done = list(ask(socket_path(cluster.head_dir), ControlCommand("scale", "decode", number), COMMAND_S))
+        if done[-1]["event"] != "done":
+            raise NotProven(f"the decode pool did not get its replica: {done[-1]}")
+        cluster.until(partial(serves, ip), "the further decode pod is ready")
+        cluster.until(partial(_has_workers, url, number + 1), "the router has all workers")
     return url
 
 
@@ -121,7 +125,7 @@ async def two_in_a_row(trial: Trial, size: Upgrade) -> list[Figure]:
     """A second template comes while pods are replaced for the first."""
     async with (
         release(trial) as (cluster, url),
-        under_load(trial, [_address(url)], size.load) as outcomes,
+        under_load(trial, [address_of(url)], size.load) as outcomes,
     ):
         operator = Operator(cluster, url)
 
@@ -143,18 +147,25 @@ async def never_starts(trial: Trial, size: Upgrade) -> list[Figure]:
     """The pod of the new template never starts; the rollback brings its predecessor's back."""
     async with (
         release(trial) as (cluster, url),
-        under_load(trial, [_address(url)], size.load) as outcomes,
+        under_load(trial, [address_of(url)], size.load) as outcomes,
     ):
-        operator = Operator(cluster, url)
-        operator.upgrade(BROKEN)
-        await _until(cluster, lambda: bool(_ended(cluster)), "a pod is let go for the new template")
-        await trial.clock.sleep(size.broken_s)
-        let_go = len(cluster.events("head", "let_go"))
-        if let_go != 1 or ready_workers(url) != 2:
-            raise NotProven(f"{let_go} pods were let go, {ready_workers(url)} workers serve")
-        operator.upgrade(OLD)
-        await _until(cluster, operator.settled, "the rollback is done")
+        await rolled_back(trial, cluster, Operator(cluster, url), url, size.broken_s)
     return judged(outcomes, f"one of two decode replicas was away for {size.broken_s:g} s and more")
+
+
+async def rolled_back(
+    trial: Trial, cluster: PodCluster, operator: Operator, url: str, broken_s: float
+) -> None:
+    """An upgrade whose pod never starts, left alone for `broken_s` seconds, and its rollback. Raises
+    NotProven."""
+    operator.upgrade(BROKEN)
+    await _until(cluster, lambda: bool(_ended(cluster)), "a pod is let go for the new template")
+    await trial.clock.sleep(broken_s)
+    let_go = len(cluster.events("head", "let_go"))
+    if let_go != 1 or ready_workers(url) != 2:
+        raise NotProven(f"{let_go} pods were let go, {ready_workers(url)} workers serve")
+    operator.upgrade(OLD)
+    await _until(cluster, operator.settled, "the rollback is done")
 
 
 async def redis_without_data(trial: Trial, size: Upgrade) -> list[Figure]:
@@ -162,7 +173,7 @@ async def redis_without_data(trial: Trial, size: Upgrade) -> list[Figure]:
     pods are made anew; the pool gets the replicas of its spec again, and not those of a command."""
     async with (
         release(trial) as (cluster, url),
-        under_load(trial, [_address(url)], size.load) as outcomes,
+        under_load(trial, [address_of(url)], size.load) as outcomes,
     ):
         engines = {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)}
         began = trial.clock.now()
@@ -194,6 +205,10 @@ def _revived(cluster: PodCluster, url: str) -> bool:
     return cluster.running() == {"prefill": 1, "decode": 1} and ready_workers(url) == 2
 
 
+def _has_workers(url: str, count: int) -> bool:
+    return ready_workers(url) == count
+
+
 def _ended(cluster: PodCluster) -> list[str]:
     return [ip for ip in PODS if cluster.processes[ip].poll() is not None]
 
@@ -202,5 +217,6 @@ async def _until(cluster: PodCluster, condition: Callable[[], bool], what: str) 
     await asyncio.to_thread(cluster.until, condition, what, 180.0)
 
 
-def _address(url: str) -> str:
+def address_of(url: str) -> str:
+    """`host:port`."""
     return url.removeprefix("http://")

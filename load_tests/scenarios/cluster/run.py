@@ -1,7 +1,7 @@
 """Measures what clients notice of each loss that a cluster brings, into load_tests/reports/cluster.json.
 
-Under a load of streams whose every token is known beforehand. Network namespaces need root and iproute2; the
-two losses of releases start Ray.
+Under a load of streams whose every token is known beforehand. Network namespaces need root and iproute2;
+losses of releases start Ray, and some of them real engines.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 import uvloop
 
 from load_tests.report import REPORTS, Row, read, write
+from load_tests.scenarios.cluster import real
 from load_tests.scenarios.cluster.certificates import Renewals, renewed_under_load
 from load_tests.scenarios.cluster.nodes import RESUME_WINDOW_S, Cut, Drained, cut_off, drained
 from load_tests.scenarios.cluster.releases import Upgrade, never_starts, redis_without_data, two_in_a_row
@@ -52,6 +53,22 @@ LOSSES: Mapping[str, tuple[str, Callable[[Trial], Awaitable[list[Figure]]]]] = {
     "certificates": (
         "certificates are renewed",
         lambda trial: renewed_under_load(trial, Renewals()),
+    ),
+    "head": (
+        "real engines: Ray's head is killed ten times",
+        lambda trial: real.head_killed(trial, real.Loss()),
+    ),
+    "redis": (
+        "real engines: Redis restarts with its volume",
+        lambda trial: real.redis_restarted(trial, real.Loss()),
+    ),
+    "drain-real": (
+        "real engines: a drain of the node with the only decode replica",
+        lambda trial: real.drained(trial, real.Loss()),
+    ),
+    "rollback-real": (
+        "real engines: an upgrade whose image never starts, and its rollback",
+        lambda trial: real.never_starts(trial, Upgrade(load=real.Loss().load)),
     ),
 }
 

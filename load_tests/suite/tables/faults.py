@@ -167,6 +167,18 @@ _LOSSES = (
     "an upgrade whose image never starts, and its rollback",
 )
 
+_REAL = (
+    "Ray's head is killed ten times",
+    "Redis restarts with its volume",
+    "a drain of the node with the only decode replica",
+    "an upgrade whose image never starts, and its rollback",
+)
+_REAL_FIGURES = (
+    "failed requests",
+    "longest gap of a stream",
+    "streams with a lost, repeated or wrong token",
+)
+
 LOSSES = Scenario(
     "cluster",
     "make bench-cluster",
@@ -181,10 +193,12 @@ LOSSES = Scenario(
                 "streams with a lost, repeated or wrong token",
             ),
         ),
+        *names("real engines: {loss}: {what}", loss=_REAL, what=_REAL_FIGURES),
+        *names("real engines: {loss}: engines with the same process", loss=_REAL[:2]),
     ),
     (*STACK, *measuring("scenarios/cluster/*.py")),
     lines=MODULES,
-    minutes=12,
+    minutes=25,
 )
 
 _FAULTS = (

@@ -190,6 +190,20 @@ class PodCluster:
                 assert status == 0, (self.folder / f"{ip}.log").read_text(errors="replace")[-4000:]
                 self.worker(pool, ip, template)
 
+    def take_over(self, pools: Mapping[str, int]) -> None:
+        """Restart the head as KubeRay does, also when it ends again, until it has taken over these pools."""
+        self.head()
+
+        def taken_over() -> bool:
+            if self.processes["head"].poll() is not None:
+                # Ray may not have been up.
+                self.heads = len(self.events("head", "ray"))
+                self.head()
+            return self.running() == pools
+
+        # Beside engines that serve, Ray's head may need several attempts on a small machine.
+        self.until(taken_over, "the pools are taken over", 3 * PATIENCE_S)
+
     def lose_gcs(self) -> int:
         """Kill Ray's GCS; return the exit status of the control process."""
         for process in psutil.Process(self.processes["head"].pid).children(recursive=True):
