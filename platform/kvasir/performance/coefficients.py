@@ -9,10 +9,11 @@ from dataclasses import dataclass
 class Coefficients:
     """How an engine on its hardware differs from nominal rates. Fractions: `arithmetic` of the peak in linear
     layers, `attention` of the peak in the attention of prompts, `bandwidth` of the memory, `link` of links
-    between devices. Seconds: `step_s` for each step, `stream_s` for each stream in a step and `prompt_s` for
-    each prompt, `request_s` for each request before its first step, or `busy_request_s` if that is not 0 and
-    the processors that prepare it compute a step as well, `collective_s` for each exchange between devices.
-    While another engine computes on the same device, a step is longer by the fraction `shared`.
+    between devices. Seconds: `step_s` for each step, `mixed_s` more for one that computes prompts beside
+    streams, `stream_s` for each stream in a step and `prompt_s` for each prompt, `request_s` for each request
+    before its first step, or `busy_request_s` if that is not 0 and the processors that prepare it compute a
+    step as well, `collective_s` for each exchange between devices. While another engine computes on the same
+    device, a step is longer by the fraction `shared`.
 
     The defaults hold for GPUs without measurements. Large prefills reach about half of the peak (Pope et al.,
     Efficiently Scaling Transformer Inference, 2022, report 0.4 to 0.76), decode steps 0.6 to 0.8 of the
@@ -24,6 +25,7 @@ class Coefficients:
     bandwidth: float = 0.7
     link: float = 0.7
     step_s: float = 0.002
+    mixed_s: float = 0.0
     stream_s: float = 2e-5
     prompt_s: float = 2e-5
     request_s: float = 0.005

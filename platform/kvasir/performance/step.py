@@ -51,6 +51,11 @@ class StepWork:
     lookahead: int = 0
 
     @property
+    def mixed(self) -> bool:
+        """Whether prompts are computed beside streams."""
+        return bool(self.prompts) and self.streams > 0
+
+    @property
     def queries(self) -> int:
         """Tokens of streams."""
         return self.streams * (1 + self.lookahead)
@@ -125,6 +130,7 @@ class EngineModel:
             device_s=max(parts.linear_s, parts.weights_s) + max(parts.attention_s, parts.kv_s),
             communication_s=self._communication_s(batch.tokens),
             overhead_s=reached.step_s
+            + (reached.mixed_s if batch.mixed else 0.0)
             + reached.stream_s * batch.streams
             + reached.prompt_s * len(batch.prompts),
         )

@@ -22,9 +22,11 @@ from kvasir_platform.calibrate.samples import BusySample, StepSample, TransferTi
 
 _FRACTIONS = ("arithmetic", "attention", "bandwidth")
 """Fitted by their inverse: seconds for each second at the nominal rate."""
-_SECONDS = ("step_s", "stream_s", "prompt_s", "request_s")
+_SECONDS = ("step_s", "mixed_s", "stream_s", "prompt_s", "request_s")
 _PRIOR_WEIGHT = 1e-4
 """Weight of the prior of each coefficient, in samples."""
+_PRIOR_SCALE_S = 1e-3
+"""What a prior of 0 seconds counts in."""
 _ROUNDS = 30
 _STARTS = ((1.0,) * len(_FRACTIONS), *itertools.product((0.4, 2.5), repeat=len(_FRACTIONS)))
 """Factors of the prior from which the fit begins: alternating can end at a local optimum."""
@@ -54,7 +56,7 @@ def fit_engine(
         [1 / getattr(prior, name) for name in _FRACTIONS] + [getattr(prior, n) for n in _SECONDS]
     )
     tries = [
-        _alternated(rows, start * np.array([*factors, 1.0, 1.0, 1.0, 1.0]), start) for factors in _STARTS
+        _alternated(rows, start * np.array([*factors, *[1.0] * len(_SECONDS)]), start) for factors in _STARTS
     ]
     best = min(tries, key=lambda found: _loss(rows, found))
     values = {
@@ -76,8 +78,7 @@ def busy_request_s(engine: EngineModel, samples: Sequence[BusySample], *, waits:
         streams = each.streams if waits else 0
         own = engine.step(StepWork((each.chunk,), streams, each.context)).seconds
         wait = engine.decode(streams, each.context).seconds / 2 if streams else 0.0
-        slower = 1.0 if waits else 1.0 + engine.coefficients.shared
-        left.append(each.seconds - own * slower - wait)
+        left.append(each.seconds - (own + wait) * (1.0 + engine.coefficients.shared))
     return max(engine.coefficients.request_s, float(np.median(left)))
 
 
@@ -141,6 +142,7 @@ class _Row:
         steps = tuple((nominal.parts(work), times) for work, times in sample.steps)
         fixed = (
             sum(times for _, times in sample.steps),
+            sum(times for work, times in sample.steps if work.mixed),
             sum(times * work.streams for work, times in sample.steps),
             sum(times * len(work.prompts) for work, times in sample.steps),
             sample.requests,
@@ -188,9 +190,10 @@ def _fitted(rows: Sequence[_Row], believed: Vector, prior: Vector) -> Vector:
     table = np.array([row.features(believed) / row.sample.seconds for row in rows])
     wanted = np.array([1.0 - row.links_s / row.sample.seconds for row in rows])
     drawn = np.sqrt(_PRIOR_WEIGHT)
+    scale = np.where(prior > 0.0, prior, _PRIOR_SCALE_S)
     return non_negative(
-        np.vstack([table, drawn * np.diag(1.0 / prior)]),
-        np.concatenate([wanted, np.full(len(prior), drawn)]),
+        np.vstack([table, drawn * np.diag(1.0 / scale)]),
+        np.concatenate([wanted, drawn * prior / scale]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvasir.performance.step import PromptChunk, StepWork
@@ -93,19 +94,17 @@ def decode_sample(streams: int, context: float, itl_s: float) -> StepSample:
     return StepSample("decoding", ((StepWork(streams=streams, context=context), 1.0),), 0.0, itl_s)
 
 
-def mixed_sample(
-    streams: int, context: float, prompt_tokens: int, prompts: float, itl_s: float
-) -> StepSample:
-    """Return the sample of streams beside prompts on one engine: the mean time between tokens, with `prompts`
-    prompts for each token of a stream, which share its step. More than one are as one longer step each."""
-    share = min(1.0, prompts)
-    both = StepWork((PromptChunk(prompt_tokens),), streams, context)
-    return StepSample(
-        "prompts beside streams",
-        ((both, share), (StepWork(streams=streams, context=context), 1.0 - share)),
-        0.0,
-        itl_s,
-    )
+def mixed_sample(streams: int, context: float, prompts: Mapping[int, float], itl_s: float) -> StepSample:
+    """Return the sample of streams beside prompts on one engine: the mean time between tokens. `prompts` says
+    by their length how many there are for each token of a stream. Each has a step of its own, which gives a
+    token of each stream as well; beyond one for each token, the least frequent are left out."""
+    steps, left = [], 1.0
+    for tokens, number in sorted(prompts.items(), key=lambda each: -each[1]):
+        share = min(left, number)
+        steps.append((StepWork((PromptChunk(tokens),), streams, context), share))
+        left -= share
+    steps.append((StepWork(streams=streams, context=context), left))
+    return StepSample("prompts beside streams", tuple(steps), 0.0, itl_s)
 
 
 def hand_over_sample(prompt_tokens: int, seconds: float) -> StepSample:

@@ -57,6 +57,7 @@ def _slowed(found: Coefficients, factor: float) -> Coefficients:
         step_s=found.step_s * factor,
         stream_s=found.stream_s * factor,
         prompt_s=found.prompt_s * factor,
+        mixed_s=found.mixed_s * factor,
         request_s=found.request_s * factor,
         collective_s=found.collective_s * factor,
     )

@@ -54,8 +54,10 @@ class _FakeClient:
         server = {"ttft": found.ttft_s}
         if self._apart:
             server = {"prefill": found.ttft_s, "transfer": 0.003, "ttft": found.ttft_s + 0.02}
-        times = tuple(server["ttft"] + at * found.itl_s for at in range(max_tokens))
-        return TimedStream(0.0, times, max_tokens, server, 0, 1000 * self._apart)
+        # Prompts come while all streams run, which does not slow this engine.
+        began = 0.1 if self._apart and max_tokens == 1 else 0.0
+        times = tuple(began + server["ttft"] + at * found.itl_s for at in range(max_tokens))
+        return TimedStream(began, times, max_tokens, server, 0, 1000 * self._apart)
 
 
 def _samples(*, apart: bool, said: list[str] | None = None) -> CalibrationSamples:
@@ -102,6 +104,19 @@ def test_engines_apart_have_a_profile_each_and_the_transfer_between_them() -> No
     found = profile_of("m", prefill, decode, _samples(apart=True), measured="2026-01-01", versions={})
     assert [each.pool for each in found.engines] == ["prefill", "decode"]
     assert found.transfer_fixed_s + 1000 * found.transfer_byte_s == pytest.approx(0.003, rel=0.05)
+
+
+def test_a_request_that_comes_while_both_of_two_engines_compute_is_as_late_at_either() -> None:
+    found = _samples(apart=True)
+    lengths = {each.chunk.context + 1 for each in found.decode_busy}
+    assert lengths == {64, 512}
+    prefill = MeasuredPool("prefill", "PREFILL", "sim 1", _SIZES, _engine())
+    decode = MeasuredPool("decode", "DECODE", "sim 1", _SIZES, _engine())
+    found.decode_busy = [replace(each, seconds=each.seconds + 0.5) for each in found.decode_busy]
+    first, last = profile_of("m", prefill, decode, found, measured="", versions={}).engines
+    delay = last.coefficients["busy_request_s"] - last.coefficients["request_s"]
+    assert delay == pytest.approx(0.5, abs=0.02)
+    assert first.coefficients["busy_request_s"] - first.coefficients["request_s"] == pytest.approx(delay)
 
 
 def _worker(role: str, **changes: Any) -> Mapping[str, Any]:

@@ -73,6 +73,15 @@ def test_a_fit_of_noisy_samples_predicts_other_loads() -> None:
         assert fitted.step(work).seconds == pytest.approx(true.step(work).seconds, rel=0.1)
 
 
+def test_what_a_step_takes_longer_for_prompts_beside_streams_is_found() -> None:
+    true = replace(_ENGINE, coefficients=replace(_TRUE, mixed_s=0.02))
+    mixed = [_seconds(true, mixed_sample(4, 160, {512: 0.15, 64: 0.2}, 1.0))]
+    found = replace(_ENGINE, coefficients=fit_engine(_ENGINE, _samples(true) + mixed).coefficients)
+    assert found.coefficients.mixed_s == pytest.approx(0.02, rel=0.1)
+    for work in (StepWork((PromptChunk(300),), 9, 400), StepWork((PromptChunk(300),)), StepWork((), 9, 400)):
+        assert found.step(work).seconds == pytest.approx(true.step(work).seconds, rel=0.05)
+
+
 def test_a_device_of_unknown_rates_is_fitted_by_what_it_does() -> None:
     work = dense_work(parameters=5e6, layers=4, hidden=256, kv_elements=256)
     engine = EngineModel(work, reference_device("some CPU"), _SHAPE)
@@ -125,8 +134,14 @@ def test_samples_name_the_steps_that_ran() -> None:
     ]
     burst = burst_sample(65, 64, 1.0, budget=2048).steps
     assert [len(work.prompts) for work, _ in burst] == [1, 32, 32]
-    mixed = mixed_sample(4, 100, 512, 0.25, 1.0).steps
-    assert [(len(work.prompts), work.streams, share) for work, share in mixed] == [(1, 4, 0.25), (0, 4, 0.75)]
+    mixed = mixed_sample(4, 100, {512: 0.25, 64: 0.5}, 1.0).steps
+    assert [([each.tokens for each in work.prompts], work.streams, share) for work, share in mixed] == [
+        ([64], 4, 0.5),
+        ([512], 4, 0.25),
+        ([], 4, 0.25),
+    ]
+    crowded = mixed_sample(4, 100, {512: 0.75, 64: 0.5}, 1.0).steps
+    assert [share for _, share in crowded] == [0.75, 0.25, 0.0]
     ((last, _),) = hand_over_sample(500, 1.0).steps
     assert (last.prompts[0].tokens, last.prompts[0].context) == (1, 499)
 
@@ -144,3 +159,7 @@ def test_what_precedes_a_step_beside_others_is_what_their_steps_leave() -> None:
         0.03
     )
     assert busy_request_s(engine, [], waits=True) == 0.0
+    shared = replace(_ENGINE, coefficients=replace(_TRUE, shared=0.5))
+    for waits, others in ((True, steps), (False, alone)):
+        sample = BusySample(chunk, 4, 500, 1.5 * others + 0.03)
+        assert busy_request_s(shared, [sample], waits=waits) == pytest.approx(0.03)

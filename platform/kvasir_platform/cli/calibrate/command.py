@@ -155,10 +155,9 @@ def profile_of(
         ]
     else:
         first, last = fit_engine(prefill.engine, samples.prefill), fit_engine(decode.engine, samples.decode)
-        engines = [
-            _engine_profile(prefill, first, samples.prefill_slowed, samples.prefill_busy, False),
-            _engine_profile(decode, last, samples.decode_slowed, samples.decode_busy, True),
-        ]
+        decodes = _engine_profile(decode, last, samples.decode_slowed, samples.decode_busy, True)
+        prefills = _engine_profile(prefill, first, samples.prefill_slowed, samples.prefill_busy, False)
+        engines = [_waits_as_long(prefills, decodes), decodes]
     fixed_s, byte_s = fit_line(samples.transfers)
     return CalibratedProfile(FORMAT, model, measured, versions, tuple(engines), fixed_s, byte_s)
 
@@ -181,6 +180,16 @@ def _engine_profile(
         coefficients={name: float(getattr(found, name)) for name in _COEFFICIENTS},
         residuals=fitted.residuals,
     )
+
+
+def _waits_as_long(prefill: EngineProfile, decode: EngineProfile) -> EngineProfile:
+    """Return the engine that computes prompts with at least the delay of the other's requests while both
+    compute. The processes that carry requests wait for the same processors on the way to either, and the time
+    of a prompt that waits for others does not tell how long."""
+    own, other = prefill.coefficients, decode.coefficients
+    delay = other["busy_request_s"] - other["request_s"] if other["busy_request_s"] else 0.0
+    busy = max(own["busy_request_s"], own["request_s"] + delay)
+    return msgspec.structs.replace(prefill, coefficients=own | {"busy_request_s": busy})
 
 
 def _plan(

@@ -96,6 +96,8 @@ class Experiment:
         self._step("prompts beside streams")
         if self._prefillers == self._decoders == 1:
             self._beside()
+            if self._samples.apart:
+                self._both_busy()
         return self._samples
 
     def _prompts(self, length: int) -> None:
@@ -154,15 +156,21 @@ class Experiment:
                 short.append(self._one(plan.burst_tokens))
             decoded = streams.result()
         begins, ends = _window(decoded)
-        self._busy([each for each in short if begins <= each.began_s <= ends], plan.burst_tokens + tokens / 2)
+        context = plan.burst_tokens + tokens / 2
+        short = [each for each in short if begins <= each.began_s <= ends]
+        self._samples.prefill_busy += [
+            BusySample(PromptChunk(plan.burst_tokens), plan.beside, context, self._prefill_s(each))
+            for each in short
+        ]
         inside = [each for each in during if begins <= each.began_s <= ends]
         itl = mean_itl_s(decoded)
         if not inside or not itl or not alone_itl:
             return
         if not self._samples.apart:
-            context = plan.burst_tokens + tokens / 2
-            number = len(inside) * itl / (ends - begins)
-            self._samples.decode.append(mixed_sample(plan.beside, context, plan.beside_tokens, number, itl))
+            each_token = itl / (ends - begins)
+            prompts = {plan.burst_tokens: len(short) * each_token}
+            prompts[plan.beside_tokens] = prompts.get(plan.beside_tokens, 0.0) + len(inside) * each_token
+            self._samples.decode.append(mixed_sample(plan.beside, context, prompts, itl))
             return
         busy = sum(map(self._prefill_s, inside)) / (ends - begins)
         slower = statistics.median(map(self._prefill_s, inside)) / statistics.median(
@@ -171,14 +179,33 @@ class Experiment:
         self._samples.prefill_slowed.append(max(0.0, slower - 1.0))
         self._samples.decode_slowed.append(max(0.0, itl / alone_itl - 1.0) / min(1.0, max(0.1, busy)))
 
-    def _busy(self, found: Sequence[TimedStream], context: float) -> None:
-        """Keep the times of short prompts that came while streams ran."""
-        length, streams = self._plan.burst_tokens, self._plan.beside
-        whole, last = PromptChunk(length), PromptChunk(1, length - 1)
-        for each in found:
-            self._samples.prefill_busy.append(BusySample(whole, streams, context, self._prefill_s(each)))
-            if self._samples.apart:
-                self._samples.decode_busy.append(BusySample(last, streams, context, _hand_over_s(each)))
+    def _both_busy(self) -> None:
+        """Hand requests over while both of two engines compute: streams, and prompts of two clients."""
+        plan = self._plan
+        tokens = 2 * plan.output_tokens
+        with ThreadPoolExecutor(3) as threads:
+            streams = threads.submit(self._together, plan.beside, plan.burst_tokens, tokens)
+
+            def prompts(length: int) -> list[TimedStream]:
+                found = [self._one(length)]
+                while not streams.done():
+                    found.append(self._one(length))
+                return found
+
+            lengths = (plan.beside_tokens, plan.burst_tokens)
+            sent = [threads.submit(prompts, length) for length in lengths]
+            begins, ends = _window(streams.result())
+            for length, each in zip(lengths, sent, strict=True):
+                self._samples.decode_busy += [
+                    BusySample(
+                        PromptChunk(1, length - 1),
+                        plan.beside,
+                        plan.burst_tokens + tokens / 2,
+                        _hand_over_s(found),
+                    )
+                    for found in each.result()
+                    if begins <= found.began_s <= ends
+                ]
 
     def _one(self, length: int) -> TimedStream:
         return self._client.timed(self._prompt(length), 1)
