@@ -5,8 +5,9 @@ three, none, and back. With two replicas some clients would wait for longer than
 for that. The scenario runs with simulated engines, whose start is that of the process alone, and with vLLM on
 the shipped model. Every answer is checked; failed or truncated ones are counted, and none is allowed.
 
-Single engines are started with and without what shortens a start (start_up.py). `--only` measures a part and
-keeps the other rows of the report, with the commit at which they were measured.
+Single engines are started with and without what shortens a start (start_up.py), and models that cannot start
+are refused (models/refused.py). `--only` measures a part and keeps the other rows of the report, with the
+commit at which they were measured.
 
     make bench-scaling
     make bench-scaling ARGS='--only start-up'
@@ -34,6 +35,7 @@ from load_tests.client import stream_completion
 from load_tests.report import REPORTS, Row, median, read, write
 from load_tests.scenarios import start_up
 from load_tests.scenarios.foundation import MODEL, ROOT, Stack, running_stack
+from load_tests.scenarios.models import refused
 
 SPEC: Mapping[str, Any] = {
     "disaggregation": "never",
@@ -53,6 +55,7 @@ MOST = 3
 CLIENTS = 3 * SEATS - 1
 LONGEST_S = 240.0
 LOOK_S = 0.05
+_PARTS = ("pools", "start-up", "refusals")
 
 
 @dataclass(slots=True)
@@ -231,15 +234,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=3, help="rises and falls, and starts, of each kind (3)")
     parser.add_argument("--engines", default="sim,vllm", help="sim, vllm, or both (both)")
-    parser.add_argument("--only", choices=("pools", "start-up"), help="measure one part (both)")
+    parser.add_argument("--only", choices=_PARTS, help="measure one part (all)")
     parser.add_argument("--no-report", action="store_true", help="only print")
     args = parser.parse_args(argv)
-    if args.only != "start-up":
+    parts = _PARTS if args.only is None else (args.only,)
+    if "pools" in parts:
         for engine in args.engines.split(","):
             _report(rows(engine, _rounds(engine, args.rounds)), keep=not args.no_report)
-    if args.only != "pools":
+    if "start-up" in parts:
         for found in start_up.measure(args.rounds):
             _report(found, keep=not args.no_report)
+    if "refusals" in parts:
+        _report(list(refused.measure(args.rounds)), keep=not args.no_report)
     return 0
 
 

@@ -125,6 +125,12 @@ _SCALED = (
     "answers that failed or were cut",
 )
 
+_REFUSED = (
+    "Llama-3.1-70B on one H100",
+    "DeepSeek-V3 on one H100",
+    "a truncated shard of Llama-3.1-70B",
+)
+
 SCALING = Scenario(
     "scaling",
     "make bench-scaling",
@@ -137,12 +143,15 @@ SCALING = Scenario(
         "engine start, kvasir-tiny, without compilation",
         "engine start, kvasir-tiny, compiled, nothing kept",
         "engine start, kvasir-tiny, compiled, code of an earlier start kept",
+        *names("kvasir check refuses {case}", case=_REFUSED),
     ),
     (
         *CLUSTER,
         "platform/kvasir_platform/planner/**/*.py",
         "workers/kvasir_workers/engines/vllm/setup/**/*.py",
-        *measuring("scenarios/scaling.py", "scenarios/start_up.py", "page_cache.py"),
+        *measuring(
+            "scenarios/scaling.py", "scenarios/start_up.py", "scenarios/models/refused.py", "page_cache.py"
+        ),
     ),
     lines=MODULE,
     minutes=20,
