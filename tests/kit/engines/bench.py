@@ -10,11 +10,13 @@ from typing import Any
 
 from tests.kit.engines.preloaded import preload_core
 from tests.kit.engines.recorder import DeltaRecorder, Recorded
+from tests.kit.suite.started import count_start
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Sampling, token_ids
 from kvasir.ports.clock import Rng
 from kvasir.ports.engine import Engine
+from kvasir_workers.engines.vllm.replica import VllmReplica
 
 _PATIENCE_S = 60.0
 
@@ -78,8 +80,11 @@ async def start_bench(
 ) -> EngineBench:
     """Start `engine` under a recorder."""
     recorder = recorder or DeltaRecorder()
-    preload_core(engine)
+    if isinstance(engine, VllmReplica):
+        preload_core(engine)
     identity = await engine.start(recorder, worker_id=worker_id, epoch=epoch)
+    if isinstance(engine, VllmReplica):
+        count_start("engines of vLLM", worker_id)
     return EngineBench(engine, identity, recorder)
 
 

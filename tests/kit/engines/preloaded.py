@@ -15,19 +15,19 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import ModuleType
 from typing import Any, ClassVar
 
-from kvasir.ports.engine import Engine
 from kvasir_workers.engines.vllm.replica import VllmReplica
+from kvasir_workers.engines.vllm.setup.engine_errors import CONFIG_VARIABLE
 
 _PRELOADED = ["vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", "vllm.v1.worker.cpu_worker"]
 _READ_BY_IMPORTS = ("OMP_", "TORCH", "VLLM_")
-"""Variables that the preloaded modules read when they are imported begin with one of these."""
+"""Variables that the preloaded modules read when they are imported begin with one of these, except for the
+file that configures logging, which each engine has of its own and which is read again."""
 
 
-def preload_core(engine: Engine) -> None:
-    """Have `engine`, which is not started yet, start its core so. Engines of other kinds, and those with
-    another environment than the first, are left alone."""
-    if isinstance(engine, VllmReplica):
-        engine._import_runtime = partial(_imported, engine._import_runtime)  # type: ignore[method-assign]
+def preload_core(engine: VllmReplica[Any]) -> None:
+    """Have `engine`, which is not started yet, start its core so. Engines with another environment than the
+    first are left alone."""
+    engine._import_runtime = partial(_imported, engine._import_runtime)  # type: ignore[method-assign]
 
 
 def _imported(import_runtime: Callable[[], ModuleType]) -> ModuleType:
@@ -54,7 +54,9 @@ def _preloaded() -> dict[str, str]:
 
 
 def _read_by_imports() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_IMPORTS)}
+    found = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_IMPORTS)}
+    found.pop(CONFIG_VARIABLE, None)
+    return found
 
 
 class _Process(ForkServerProcess):
@@ -75,4 +77,7 @@ class _Context(ForkServerContext):
 def _run(target: Callable[..., None], kwargs: dict[str, Any], environ: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
+    from vllm.logger import _configure_vllm_root_logger
+
+    _configure_vllm_root_logger()
     target(**kwargs)
