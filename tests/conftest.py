@@ -7,12 +7,19 @@ the marked tests, those that take the fixture `soak` and property tests, at the 
 from __future__ import annotations
 
 import gc
-from typing import Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_asyncio
 from hypothesis import settings
 from tests.kit.suite.durations import Durations
-from tests.kit.suite.schedule import GroupScheduling, group_of, place_of
+from tests.kit.suite.schedule import GroupEnds, GroupScheduling, may_be_slow, order_of
+from tests.kit.suite.started import Starts
+
+if TYPE_CHECKING:
+    from tests.kit.shared.engines import EngineRegistry
 
 settings.register_profile("change", max_examples=30, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -31,19 +38,25 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     nightly = bool(config.getoption("--soak"))
     settings.load_profile("nightly" if nightly else "change")
+    config.pluginmanager.register(GroupEnds(), "group-ends")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations("soak" if nightly else None))
+        config.pluginmanager.register(Starts())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that have no slow tests where those alone are wanted."""
+    alone = config.getoption("markexpr") == "slow" and collection_path.suffix == ".py"
+    return True if alone and not may_be_slow(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of this run, unless one is named explicitly. The longest groups come first, so that both
     processes end together; a test that stops the shared deployment is the last of its group."""
-    items.sort(
-        key=lambda item: (
-            place_of(group_of(item.nodeid)),
-            item.get_closest_marker("stops_stack") is not None,
-        )
-    )
+    items.sort(key=order_of)
+    missed = {item.path for item in items if item.get_closest_marker("slow")}
+    if unknown := [str(path) for path in missed if not may_be_slow(path)]:
+        raise pytest.UsageError(f"may_be_slow of tests/kit/suite/schedule.py misses: {', '.join(unknown)}")
     if any("::" in argument for argument in config.args):
         return
     nightly = bool(config.getoption("--soak"))
@@ -79,6 +92,29 @@ def _belongs(item: pytest.Item, *, nightly: bool) -> bool:
 def _is_property(item: pytest.Item) -> bool:
     function = getattr(item, "obj", None)
     return getattr(function, "is_hypothesis_test", False) or "runTest" in item.name
+
+
+@pytest.fixture(scope="session")
+def group_ends(pytestconfig: pytest.Config) -> GroupEnds:
+    """Says when the deployments and engines that a group of tests shares are stopped."""
+    found = pytestconfig.pluginmanager.get_plugin("group-ends")
+    assert isinstance(found, GroupEnds)
+    return found
+
+
+@pytest.fixture(scope="session")
+def engine_registry() -> EngineRegistry:
+    from tests.kit.shared.engines import EngineRegistry
+
+    return EngineRegistry()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engines(engine_registry: EngineRegistry, group_ends: GroupEnds) -> AsyncIterator[EngineRegistry]:
+    """The engines of vLLM that run, by their spec."""
+    yield engine_registry
+    if group_ends.now:
+        await engine_registry.stop()
 
 
 @pytest.fixture(scope="session")

@@ -12,36 +12,20 @@ import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.recorder import FullRecorder
 from tests.kit.lab.redis_server import RedisServer
+from tests.kit.shared.engines import EngineRegistry, engines_of
+from tests.kit.shared.specs import BLOCK, CHUNK, PLAIN, apart
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.model_files import resolve_model
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec, TransferSpec
-from kvasir.core.requests import Role
+from kvasir.config.spec.deployment import Deployment, EngineSpec, SimSpec
 from kvasir.ports.engine import Engine
 from kvasir_workers.engines.vllm.setup.arguments import environment
-
-BLOCK = 32
-CONTEXT = 512
-CHUNK = 128
 
 
 class EngineFactory(Protocol):
     """Makes engines of one kind that can reach each other; `pool` is `prefill` or `decode`."""
 
     def __call__(self, pool: str) -> Engine: ...
-
-
-def _deployment(engine: EngineSpec) -> Deployment:
-    return Deployment(
-        # float32, so that the shape of a batch never decides between two tokens.
-        model=ModelSpec(dtype="float32", max_model_len=CONTEXT),
-        disaggregation="always",
-        transfer=TransferSpec(overlap="always"),
-        pools=(
-            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
-            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
-        ),
-    )
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +39,7 @@ def sim_engine_factory() -> EngineFactory:
     engine = EngineSpec(
         kind="sim", block_size=BLOCK, kv_cache_bytes=16 << 20, max_num_batched_tokens=CHUNK, sim=timing
     )
-    deployment = _deployment(engine)
+    deployment = apart(engine, overlap="always")
     fabric = SimFabric()
 
     def make(pool: str) -> Engine:
@@ -70,38 +54,51 @@ def vllm_engine_factory() -> EngineFactory:
     pytest.importorskip("vllm")
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
-    engine = EngineSpec(
-        kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, max_num_batched_tokens=CHUNK, threads=1
-    )
-    deployment = _deployment(engine)
-    model_path = str(resolve_model(deployment.model.source))
+    model_path = str(resolve_model(PLAIN.model.source))
 
     def make(pool: str) -> Engine:
-        return VllmEngine(deployment, deployment.pool(pool), model_path=model_path)
+        return VllmEngine(PLAIN, PLAIN.pool(pool), model_path=model_path)
 
     return make
 
 
 @pytest.fixture(scope="session", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)])
-def engine_factory(request: pytest.FixtureRequest) -> EngineFactory:
-    factory: EngineFactory = request.getfixturevalue(f"{request.param}_engine_factory")
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def engine_factory(request: pytest.FixtureRequest, kind: str) -> EngineFactory:
+    factory: EngineFactory = request.getfixturevalue(f"{kind}_engine_factory")
     return factory
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def prefill(engine_factory: EngineFactory) -> AsyncIterator[EngineBench]:
-    bench = await start_bench(engine_factory("prefill"), "prefill-0", recorder=FullRecorder())
-    yield bench
-    await bench.engine.stop()
-    assert bench.recorder.violations == []
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(
+    kind: str, engines: EngineRegistry, sim_engine_factory: EngineFactory
+) -> AsyncIterator[list[EngineBench]]:
+    """An engine that prefills, and one that decodes."""
+    if kind == "vllm":
+        yield list(await engines.running(*engines_of(PLAIN)))
+        return
+    made = [
+        await start_bench(sim_engine_factory(pool), f"{pool}-0", recorder=FullRecorder())
+        for pool in ("prefill", "decode")
+    ]
+    yield made
+    for bench in made:
+        await bench.engine.stop()
+        assert bench.recorder.violations == []
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def bench(engine_factory: EngineFactory) -> AsyncIterator[EngineBench]:
-    bench = await start_bench(engine_factory("decode"), "decode-0", recorder=FullRecorder())
-    yield bench
-    await bench.engine.stop()
-    assert bench.recorder.violations == []
+@pytest.fixture
+def prefill(pair: list[EngineBench]) -> EngineBench:
+    return pair[0]
+
+
+@pytest.fixture
+def bench(pair: list[EngineBench]) -> EngineBench:
+    return pair[1]
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.kit.models.architectures import named
 from tests.kit.models.maker import make_model
+from tests.kit.suite.started import count_start
 
 from kvasir.checkpoint.model_config import read_model_config
 from kvasir.checkpoint.tensors import read_tensors
@@ -49,6 +50,7 @@ print("HELD", json.dumps(llm.apply_model(held)))
 def _held_by_vllm(folder: Path) -> int:
     spec = load(None, [])
     variables = environment(spec, spec.pools[0], cpus=1, platform="cpu")
+    count_start("engines of vLLM", "slots of adapters")
     allowed = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     run = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(folder)],

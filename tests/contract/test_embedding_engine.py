@@ -5,29 +5,30 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import pytest
 import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.recorder import Recorded
+from tests.kit.shared.engines import EngineRegistry, engines_of
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, SimSpec
 from kvasir.core.identity import NO_KV
 from kvasir.core.requests import Delta, FinishReason, Leg, Role
-from kvasir.ports.engine import Engine
+from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 CONTEXT = 256
 DIMENSIONS = 256
 
 
-def make_engine(kind: str) -> Engine:
+def deployment(kind: Literal["sim", "vllm"]) -> Deployment:
     timing = SimSpec(prefill_tokens_per_s=1e6, decode_step_s=2e-4, decode_step_per_seq_s=0.0)
     engine = EngineSpec(
-        kind="vllm" if kind == "vllm" else "sim",
+        kind=kind,
         kv_cache_bytes=32 << 20,
         max_num_seqs=8,
         max_num_batched_tokens=512,
@@ -38,26 +39,24 @@ def make_engine(kind: str) -> Engine:
         model=ModelSpec(dtype="float32", max_model_len=CONTEXT),
         pools=(PoolSpec(name="vectors", role=Role.EMBED, engine=engine),),
     )
-    (deployment,) = spec.views()
-    pool = deployment.pool("vectors")
-    if kind == "sim":
-        from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
-
-        return SimEmbeddingEngine(deployment, pool, clock=MonotonicClock())
-    pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm.embedding import VllmEmbeddingEngine
-
-    return VllmEmbeddingEngine(deployment, pool, model_path=str(resolve_model(deployment.model.source)))
+    (made,) = spec.views()
+    return made
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)]
+    scope="module", loop_scope="session", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)]
 )
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[EngineBench]:
-    bench = await start_bench(make_engine(request.param), "vectors-0")
-    yield bench
-    await bench.engine.stop()
-    assert bench.recorder.violations == []
+async def bench(request: pytest.FixtureRequest, engines: EngineRegistry) -> AsyncIterator[EngineBench]:
+    spec = deployment(request.param)
+    if request.param == "vllm":
+        (running,) = await engines.running(*engines_of(spec))
+        yield running
+        return
+    sim = SimEmbeddingEngine(spec, spec.pool("vectors"), clock=MonotonicClock())
+    started = await start_bench(sim, "vectors-0")
+    yield started
+    await sim.stop()
+    assert started.recorder.violations == []
 
 
 async def embed(bench: EngineBench, tokens: list[int], leg: Leg = Leg.EMBED, salt: str = "") -> Recorded:

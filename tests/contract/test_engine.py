@@ -10,15 +10,12 @@ import pytest
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.kv_follower import KvFollower
 from tests.kit.engines.recorder import Recorded
+from tests.kit.shared.specs import BLOCK, CONTEXT
 
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, KvHandoff, Leg, Role, Timings, Usage
 from kvasir.ports.engine import Engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
-
-# As the fixtures in conftest.py deploy it.
-BLOCK = 32
-CONTEXT = 512
 
 
 def _last(recorded: Recorded) -> Delta:

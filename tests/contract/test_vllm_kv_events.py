@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import zmq
-from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.bench import EngineBench, FreshPrompts
 from tests.kit.engines.kv_follower import KvFollower
 from tests.kit.engines.recorder import Recorded
+from tests.kit.shared.engines import EngineRegistry, WantedEngine
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
@@ -386,69 +387,76 @@ def _cached(done: Recorded) -> int:
     return done.last.usage.cached_tokens
 
 
-@asynccontextmanager
-async def engine(tenancy: TenancySpec | None = None, **changes: Any) -> AsyncIterator[Watched]:
+def spec_of(tenancy: TenancySpec | None = None, *, variant: str = "", ranks: int = 1) -> WantedEngine:
     """An engine with about 60 blocks of KV for each rank."""
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
-    spec = EngineSpec(block_size=BLOCK, kv_cache_bytes=8 << 20, max_num_batched_tokens=128, threads=1)
-    pool = PoolSpec(name="both", role=Role.BOTH, engine=spec.model_copy(update=changes))
-    lora = LoraSpec(name="ad", path=f"{resolve_model('kvasir-tiny')}-lora")
+    engine = EngineSpec(
+        block_size=BLOCK,
+        kv_cache_bytes=8 << 20,
+        max_num_batched_tokens=128,
+        threads=1,
+        data_parallel_size=ranks,
+    )
     deployment = Deployment(
         model=ModelSpec(dtype="float32", max_model_len=512),
         disaggregation="never",
-        lora=(lora,),
-        pools=(pool,),
+        lora=(LoraSpec(name="ad", path=f"{resolve_model('kvasir-tiny')}-lora"),),
+        pools=(PoolSpec(name="both", role=Role.BOTH, engine=engine),),
         tenancy=TenancySpec() if tenancy is None else tenancy,
     )
-    made = VllmEngine(deployment, pool, model_path=str(resolve_model("kvasir-tiny")))
-    bench = await start_bench(made, "both-0", epoch=100)
-    try:
-        assert made.kv is not None
-        follower = KvFollower(bench.identity, made.kv)
-        await follower.catch_up()
-        assert follower.held() == 0
-        yield Watched(bench, follower)
-        assert bench.recorder.violations == []
-    finally:
-        await made.stop()
+    return WantedEngine(deployment, "both", "both-0", epoch=100, variant=variant)
 
 
-async def test_every_hit_of_salted_and_adapted_prompts_on_two_ranks_is_foreseen(vllm: Any) -> None:
-    rng = random.Random(7)
+async def watch(bench: EngineBench) -> Watched:
+    """Follow an engine that nothing was asked of."""
+    assert bench.engine.kv is not None
+    follower = KvFollower(bench.identity, bench.engine.kv)
+    await follower.catch_up()
+    assert follower.held() == 0
+    return Watched(bench, follower)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two_ranks(engines: EngineRegistry) -> Watched:
+    return await watch(*await engines.running(spec_of(ranks=2)))
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_every_hit_of_salted_and_adapted_prompts_on_two_ranks_is_foreseen(two_ranks: Watched) -> None:
+    watched, rng = two_ranks, random.Random(7)
     prompts = FreshPrompts(rng)
-    async with engine(data_parallel_size=2) as watched:
-        identity = watched.bench.identity
-        assert (identity.data_parallel_size, identity.reports_kv) == (2, True)
-        assert identity.kv_blocks == watched.bench.engine.load().kv_blocks_total // 2
-        assert 1e6 < identity.model_parameters / 2 < 2e6
-        assert identity.model_bytes == 4 * identity.model_parameters
-        assert identity.hardware.devices == 2
-        seen: list[tuple[list[int], int, str, str | None]] = []
-        hits = 0
-        for _ in range(80):
-            rank, salt, adapter = rng.randrange(2), rng.choice(["", "s"]), rng.choice([None, "ad"])
-            prompt: list[int] = []
-            if seen and rng.random() < 0.7:
-                head, rank, salt, adapter = rng.choice(seen[-6:])
-                prompt = head[: rng.randrange(1, len(head))]
-            prompt = (prompt + prompts.fresh(rng.randrange(1, 120)))[:400]
-            predicted, cached, context = await watched.ask(prompt, rank, salt, adapter)
-            assert cached == predicted
-            hits += cached > 0
-            seen.append((context, rank, salt, adapter))
-        # Some were found, and there was not room for all of them.
-        assert hits > 15
-        evicted = sum(len(context) // BLOCK for context, *_ in seen) > 3 * identity.kv_blocks
-        assert evicted
-        assert max(watched.follower.held(0), watched.follower.held(1)) < identity.kv_blocks
+    identity = watched.bench.identity
+    assert (identity.data_parallel_size, identity.reports_kv) == (2, True)
+    assert identity.kv_blocks == watched.bench.engine.load().kv_blocks_total // 2
+    assert 1e6 < identity.model_parameters / 2 < 2e6
+    assert identity.model_bytes == 4 * identity.model_parameters
+    assert identity.hardware.devices == 2
+    seen: list[tuple[list[int], int, str, str | None]] = []
+    hits = 0
+    for _ in range(80):
+        rank, salt, adapter = rng.randrange(2), rng.choice(["", "s"]), rng.choice([None, "ad"])
+        prompt: list[int] = []
+        if seen and rng.random() < 0.7:
+            head, rank, salt, adapter = rng.choice(seen[-6:])
+            prompt = head[: rng.randrange(1, len(head))]
+        prompt = (prompt + prompts.fresh(rng.randrange(1, 120)))[:400]
+        predicted, cached, context = await watched.ask(prompt, rank, salt, adapter)
+        assert cached == predicted
+        hits += cached > 0
+        seen.append((context, rank, salt, adapter))
+    # Some were found, and there was not room for all of them.
+    assert hits > 15
+    evicted = sum(len(context) // BLOCK for context, *_ in seen) > 3 * identity.kv_blocks
+    assert evicted
+    assert max(watched.follower.held(0), watched.follower.held(1)) < identity.kv_blocks
 
 
 @pytest.mark.soak
-async def test_tenants_share_exactly_the_blocks_of_a_declared_prefix(vllm: Any) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_tenants_share_exactly_the_blocks_of_a_declared_prefix(engines: EngineRegistry) -> None:
     declared = TenancySpec(shared_prefixes=(SharedPrefixSpec(name="help", text="x"),))
     prompts = FreshPrompts(random.Random(5))
-    async with engine(declared) as watched:
+    async with engines.alone(spec_of(declared)) as (bench,):
+        watched = await watch(bench)
         prefix, rest = prompts.fresh(3 * BLOCK + 7), prompts.fresh(2 * BLOCK)
         prompt = [*prefix, *rest]
         found = []
@@ -467,25 +475,24 @@ async def test_tenants_share_exactly_the_blocks_of_a_declared_prefix(vllm: Any) 
         assert (await watched.ask(prompt, 0, ""))[1] == 3 * BLOCK
 
 
-async def test_side_by_side_prompts_and_stopped_ones_leave_the_record_exact(vllm: Any) -> None:
-    rng = random.Random(3)
-    prompts = FreshPrompts(rng)
-    async with engine() as watched:
-        bench = watched.bench
-        for _ in range(6):
-            head = prompts.fresh(130)
-            requests = [watched.request(head + prompts.fresh(20 * n + 1), 0, "", None) for n in range(6)]
-            requests.append(watched.request(requests[0].tokens.tolist(), 0, "", None))
-            bench.engine.submit(requests)
-            await bench.first_delta(requests[2].request_id)
-            bench.engine.abort([requests[2].request_id, requests[4].request_id])
-            for request in requests:
-                await bench.ended(request.request_id)
-            # Whatever was stopped has no more to say once another request has been through.
-            await watched.ask(prompts.fresh(40))
-            for request in requests:
-                predicted, cached, _ = await watched.ask(request.tokens.tolist())
-                assert cached == predicted
+@pytest.mark.asyncio(loop_scope="session")
+async def test_side_by_side_prompts_and_stopped_ones_leave_the_record_exact(two_ranks: Watched) -> None:
+    watched, prompts = two_ranks, FreshPrompts(random.Random(3))
+    bench = watched.bench
+    for _ in range(6):
+        head = prompts.fresh(130)
+        requests = [watched.request(head + prompts.fresh(20 * n + 1), 0, "", None) for n in range(6)]
+        requests.append(watched.request(requests[0].tokens.tolist(), 0, "", None))
+        bench.engine.submit(requests)
+        await bench.first_delta(requests[2].request_id)
+        bench.engine.abort([requests[2].request_id, requests[4].request_id])
+        for request in requests:
+            await bench.ended(request.request_id)
+        # Whatever was stopped has no more to say once another request has been through.
+        await watched.ask(prompts.fresh(40))
+        for request in requests:
+            predicted, cached, _ = await watched.ask(request.tokens.tolist())
+            assert cached == predicted
 
 
 async def _overflow(watched: Watched, prompts: FreshPrompts) -> None:
@@ -496,16 +503,15 @@ async def _overflow(watched: Watched, prompts: FreshPrompts) -> None:
             await watched.bench.run(watched.request(prompts.fresh(100), 0, "", None))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def forgetful(vllm: Any) -> AsyncIterator[Watched]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def forgetful(engines: EngineRegistry) -> AsyncIterator[Watched]:
     """An engine whose ring of events overflows soon."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "EVENT_BACKLOG", 4)
-        async with engine() as watched:
-            yield watched
+        yield await watch(*await engines.running(spec_of(variant="forgetful")))
 
 
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_lost_record_of_a_busy_engine_is_exact_again_and_no_stream_notices(
     forgetful: Watched,
 ) -> None:
@@ -543,7 +549,7 @@ async def test_a_lost_record_of_a_busy_engine_is_exact_again_and_no_stream_notic
     assert watched.follower.exact
 
 
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_lost_record_of_an_idle_engine_is_exact_again_at_once(forgetful: Watched) -> None:
     watched, prompts = forgetful, FreshPrompts(random.Random(6))
     epoch = watched.bench.engine.kv.epoch  # type: ignore[union-attr]  # it is our own record

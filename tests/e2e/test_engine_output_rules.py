@@ -6,21 +6,21 @@ valid. Two engines, so that a constrained stream can go on elsewhere and be hand
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
-from tests.kit.engines.recorder import Choice, DeltaRecorder, Recorded
+from tests.kit.engines.bench import EngineBench, FreshPrompts
+from tests.kit.engines.recorder import Choice, FullRecorder, Recorded
+from tests.kit.shared.engines import EngineRegistry, engines_of
+from tests.kit.shared.specs import PLAIN_ENGINE, apart
 
 from kvasir.config.load.model_files import resolve_model
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import (
     Constraint,
     Continuation,
@@ -29,12 +29,11 @@ from kvasir.core.requests import (
     FinishReason,
     Leg,
     OutputParsing,
-    Role,
     Sampling,
     StructuredOutput,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(280)]
 
 MODEL = resolve_model("kvasir-tiny")
 PERSON = {
@@ -81,18 +80,6 @@ TAG = json.dumps(
 )
 
 
-class Ears(DeltaRecorder):
-    """Keeps every delta."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all: dict[str, list[Delta]] = {}
-
-    def _take(self, delta: Delta) -> None:
-        self.all.setdefault(delta.request_id, []).append(delta)
-        super()._take(delta)
-
-
 class Prompts(FreshPrompts):
     """That end with a whole character: after a half one, the text of the prompt is told again."""
 
@@ -100,41 +87,16 @@ class Prompts(FreshPrompts):
         return [*super().fresh(length - 1), 70]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair() -> AsyncIterator[tuple[EngineBench, EngineBench]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(engines: EngineRegistry) -> Sequence[EngineBench]:
     """An engine that prefills, and one that decodes and knows hermes' tools and qwen3's reasoning."""
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
-    common: dict[str, Any] = {
-        "block_size": 32,
-        "kv_cache_bytes": 32 << 20,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 128,
-        "threads": 1,
-    }
-    spoken = EngineSpec(**common, tool_parser="hermes", reasoning_parser="qwen3", tool_strictness="parameter")
-    spec = Deployment(
-        model=ModelSpec(dtype="float32", max_model_len=1024),
-        pools=(
-            PoolSpec(name="prefill", role=Role.PREFILL, engine=EngineSpec(**common)),
-            PoolSpec(name="decode", role=Role.DECODE, engine=spoken),
-        ),
-    )
-    engines = [VllmEngine(spec, pool, model_path=str(MODEL)) for pool in spec.pools]
-    ears = [Ears(), Ears()]
-    prefill, decode = await asyncio.gather(
-        *(
-            start_bench(engine, pool.name, recorder=ear)
-            for engine, ear, pool in zip(engines, ears, spec.pools, strict=True)
-        )
-    )
-    yield prefill, decode
-    await asyncio.gather(*(engine.stop() for engine in engines))
-    assert [each for ear in ears for each in ear.violations] == []
+    spoken = {"tool_parser": "hermes", "reasoning_parser": "qwen3", "tool_strictness": "parameter"}
+    decode = PLAIN_ENGINE.model_copy(update=spoken | {"max_num_seqs": 8})
+    return await engines.running(*engines_of(apart(PLAIN_ENGINE, decode, overlap="always")))
 
 
 @pytest.fixture
-def engine(pair: tuple[EngineBench, EngineBench]) -> EngineBench:
+def engine(pair: Sequence[EngineBench]) -> EngineBench:
     return pair[1]
 
 
@@ -262,8 +224,8 @@ async def test_others_go_on_while_a_large_schema_is_compiled(
     engine.engine.submit([slow, quick])
     assert last(await engine.ended(slow.request_id)).error is None
     assert last(await engine.ended(quick.request_id)).error is None
-    assert isinstance(engine.recorder, Ears)
-    assert list(engine.recorder.all).index(quick.request_id) < list(engine.recorder.all).index(
+    assert isinstance(engine.recorder, FullRecorder)
+    assert list(engine.recorder.deltas).index(quick.request_id) < list(engine.recorder.deltas).index(
         slow.request_id
     )
 
@@ -317,7 +279,7 @@ async def test_a_named_call_is_made(engine: EngineBench, prompts: FreshPrompts) 
 
 
 async def test_a_call_is_forced_without_a_parser_of_the_models_own(
-    pair: tuple[EngineBench, EngineBench], prompts: FreshPrompts
+    pair: Sequence[EngineBench], prompts: FreshPrompts
 ) -> None:
     engine = pair[0]
     parsing = OutputParsing(tools=TOOLS, tool_choice="function", function="weather")
@@ -368,8 +330,8 @@ async def goes_on_anywhere(
     request = replace(engine.request(prompt, sampling), parsing=parsing)
     (done,) = await engine.run(request)
     whole = ok(done)
-    assert isinstance(engine.recorder, Ears)
-    deltas = engine.recorder.all[request.request_id]
+    assert isinstance(engine.recorder, FullRecorder)
+    deltas = engine.recorder.deltas[request.request_id]
     requests = []
     for cut in range(1, len(deltas)):
         had = deltas[:cut]
@@ -442,7 +404,7 @@ async def test_output_that_breaks_its_rule_cannot_go_on(engine: EngineBench, pro
 
 
 async def test_a_rule_and_a_call_survive_the_hand_off(
-    pair: tuple[EngineBench, EngineBench], prompts: FreshPrompts
+    pair: Sequence[EngineBench], prompts: FreshPrompts
 ) -> None:
     prefill, decode = pair
     prompt = prompts.fresh(80)
@@ -487,7 +449,7 @@ async def test_words_and_tokens_are_forbidden_and_allowed(engine: EngineBench, p
 
 
 async def test_reasoning_is_bounded_where_there_is_a_parser(
-    pair: tuple[EngineBench, EngineBench], prompts: FreshPrompts
+    pair: Sequence[EngineBench], prompts: FreshPrompts
 ) -> None:
     prefill, decode = pair
     refused = await prefill.generate(prompts.fresh(20), greedy(thinking_tokens=4))

@@ -5,7 +5,6 @@ float32 and one thread each, so that equal KV gives equal tokens.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.bench import EngineBench, FreshPrompts
 from tests.kit.engines.recorder import Recorded
 from tests.kit.models.architectures import named
 from tests.kit.models.maker import make_model
+from tests.kit.shared.engines import EngineRegistry, engines_of
 
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Leg, PositionLogprobs, Role, Sampling
@@ -48,10 +48,8 @@ class HandedOver:
 
 
 @asynccontextmanager
-async def handed_over(name: str, folder: Path) -> AsyncIterator[HandedOver]:
+async def handed_over(name: str, folder: Path, engines: EngineRegistry) -> AsyncIterator[HandedOver]:
     pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
     source = make_model(named(name), folder)
     engine = EngineSpec(kv_cache_bytes=64 << 20, threads=1, max_num_batched_tokens=512, max_num_seqs=8)
     spec = Deployment(
@@ -62,12 +60,8 @@ async def handed_over(name: str, folder: Path) -> AsyncIterator[HandedOver]:
             PoolSpec(name="decode", role=Role.DECODE, engine=engine),
         ),
     )
-    engines = [VllmEngine(spec, pool, model_path=str(source)) for pool in spec.pools]
-    try:
-        starts = [start_bench(each, f"{pool.name}-0") for each, pool in zip(engines, spec.pools, strict=True)]
-        yield HandedOver(*await asyncio.gather(*starts))
-    finally:
-        await asyncio.gather(*(each.stop() for each in engines))
+    async with engines.alone(*engines_of(spec)) as pair:
+        yield HandedOver(*pair)
 
 
 def first_logprobs(done: Recorded, position: int = 0) -> dict[int, float]:
@@ -81,9 +75,12 @@ def gap(one: dict[int, float], other: dict[int, float]) -> float:
     return max(abs(one[token] - other[token]) for token in one.keys() & other.keys())
 
 
-async def test_a_model_with_interleaved_windows_is_handed_over_with_equal_tokens(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_model_with_interleaved_windows_is_handed_over_with_equal_tokens(
+    tmp_path: Path, engines: EngineRegistry
+) -> None:
     prompts = FreshPrompts(random.Random(5))
-    async with handed_over("gemma3", tmp_path) as pair:
+    async with handed_over("gemma3", tmp_path, engines) as pair:
         # Within the window of 256 tokens, beyond it, and in several steps.
         for length in (200, 500, 1300):
             prompt = prompts.fresh(length)
@@ -100,12 +97,15 @@ async def test_a_model_with_interleaved_windows_is_handed_over_with_equal_tokens
 
 
 @pytest.mark.soak
-async def test_a_latent_is_handed_over_with_the_tokens_of_one_engine(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_latent_is_handed_over_with_the_tokens_of_one_engine(
+    tmp_path: Path, engines: EngineRegistry
+) -> None:
     """vLLM computes a prompt's attention with expanded keys and values, and that of a single token on the
     latent itself. A decoding engine computes the last token of the prompt alone, so with the other kernel, as
     one engine does that is given this token after the others."""
     prompts = FreshPrompts(random.Random(5))
-    async with handed_over("deepseek-v3", tmp_path) as pair:
+    async with handed_over("deepseek-v3", tmp_path, engines) as pair:
         for length in (64, 350, 1000):
             prompt = prompts.fresh(length)
             apart, together = await pair.apart(prompt), await pair.together(prompt)

@@ -9,50 +9,25 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
-from tests.kit.engines.bench import EngineBench, start_bench
+from tests.kit.engines.bench import EngineBench
 from tests.kit.engines.recorder import Recorded
+from tests.kit.shared.engines import EngineRegistry, WantedEngine, engines_of
+from tests.kit.shared.specs import BLOCK, OVER_NCCL, PLAIN
 
-from kvasir.config.load.model_files import resolve_model
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
-from kvasir.core.requests import Delta, KvHandoff, Leg, Role, Sampling, Usage
+from kvasir.core.requests import Delta, KvHandoff, Leg, Sampling, Usage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="session")]
 
-MODEL = resolve_model("kvasir-tiny")
+DEPLOYMENTS = {"nixl": PLAIN, "nccl": OVER_NCCL}
 HELPERS = Path(__file__).parents[1] / "kit" / "engines"
-BLOCK = 32
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 LENGTHS = (1, 2, 31, 32, 33, 64, 500, 1500, 2000)
-
-
-def deployment(kind: str) -> Deployment:
-    engine = EngineSpec(kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, threads=1)
-    return Deployment(
-        model=ModelSpec(source=str(MODEL), dtype="float32", max_model_len=2560),
-        disaggregation="always",
-        transfer=TransferSpec.model_validate({"kind": kind}),
-        pools=(
-            PoolSpec(name="prefill", role=Role.PREFILL, engine=engine),
-            PoolSpec(name="decode", role=Role.DECODE, engine=engine),
-        ),
-    )
-
-
-async def start(pool: str, kind: str) -> EngineBench:
-    pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
-    spec = deployment(kind)
-    engine = VllmEngine(spec, spec.pool(pool), model_path=str(MODEL))
-    return await start_bench(engine, f"{pool}-0")
 
 
 @dataclass
@@ -104,19 +79,10 @@ def needed_blocks(prompt: list[int]) -> int:
     return -(-(len(prompt) - 1) // BLOCK)
 
 
-@asynccontextmanager
-async def running(kind: str) -> AsyncIterator[Pair]:
-    prefill, decode = await asyncio.gather(start("prefill", kind), start("decode", kind))
-    try:
-        yield Pair(kind, prefill, decode, random.Random(11))
-    finally:
-        await asyncio.gather(prefill.engine.stop(), decode.engine.stop())
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["nixl", "nccl"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    async with running(request.param) as started:
-        yield started
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["nixl", "nccl"])
+async def pair(request: pytest.FixtureRequest, engines: EngineRegistry) -> Pair:
+    prefill, decode = await engines.running(*engines_of(DEPLOYMENTS[request.param]))
+    return Pair(request.param, prefill, decode, random.Random(11))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -236,15 +202,13 @@ def zeroed_kv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @ONE_ADAPTER
-async def test_zeroed_kv_gives_other_tokens(pair: Pair, zeroed_kv: None) -> None:
+async def test_zeroed_kv_gives_other_tokens(pair: Pair, zeroed_kv: None, engines: EngineRegistry) -> None:
     """The control: if the moved bytes did not decide the tokens, the tests above would prove nothing."""
-    decode = await start("decode", pair.kind)
-    try:
+    wanted = WantedEngine(DEPLOYMENTS[pair.kind], "decode", "decode-1", variant="zeroing")
+    async with engines.alone(wanted) as (decode,):
         zeroing = Pair(pair.kind, pair.prefill, decode, random.Random(5))
         for length in (33, 64, 500):
             prompt = zeroing.prompt(length)
             apart = await zeroing.apart(prompt)
             assert usage(apart).transferred_tokens == length - 1
             assert apart.choice().tokens != await zeroing.together(prompt)
-    finally:
-        await decode.engine.stop()

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.kit.engines.bench import EngineBench, start_bench
-from tests.kit.engines.recorder import DeltaRecorder
+from tests.kit.engines.bench import EngineBench
+from tests.kit.engines.recorder import FullRecorder
+from tests.kit.shared.engines import EngineRegistry, engines_of
+from tests.kit.shared.specs import OVER_NCCL
+from tests.kit.suite.started import count_start
 
 from kvasir.config.load.model_files import resolve_model
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
-from kvasir.core.requests import EngineRequest, FinishReason, Role, Sampling, StepBatch, token_ids
-from kvasir_workers.engines.vllm.engine import VllmEngine
+from kvasir.core.requests import EngineRequest, FinishReason, Sampling, token_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -46,45 +45,21 @@ if __name__ == "__main__":
 """
 
 
-class StepRecorder(DeltaRecorder):
-    """Counts the batches in which a stream has tokens of more than one step. vLLM's client takes outputs that
-    wait for it without yielding to the loop, so that steps are merged where this process lags."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.merged = 0
-
-    def __call__(self, batch: StepBatch) -> None:
-        tokens: Counter[str] = Counter()
-        for delta in batch.deltas:
-            tokens[delta.request_id] += len(delta.token_ids)
-        self.merged += any(count > 1 for count in tokens.values())
-        super().__call__(batch)
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def bench(engines: EngineRegistry) -> EngineBench:
+    return (await engines.running(*engines_of(OVER_NCCL)))[1]
 
 
-@pytest.fixture(scope="module")
-def others() -> frozenset[int | None]:
-    """Process ids of engines that other tests of this process have."""
-    return frozenset(child.pid for child in multiprocessing.active_children())
+def cores_of(engine: Any) -> list[Any]:
+    """The processes below an engine."""
+    return list(engine._llm.engine_core.resources.engine_manager.processes)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bench(others: frozenset[int | None]) -> AsyncIterator[EngineBench]:
-    pytest.importorskip("vllm")
-    pool = PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec(kv_cache_bytes=16 << 20, threads=1))
-    spec = Deployment(disaggregation="never", pools=(pool,), model=ModelSpec(max_model_len=512))
-    engine = VllmEngine(spec, pool, model_path=str(resolve_model("kvasir-tiny")))
-    started = await start_bench(engine, "both-0", recorder=StepRecorder())
-    yield started
-    await engine.stop()
-    assert started.recorder.violations == []
-
-
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 async def test_streams_of_one_step_arrive_in_one_batch(bench: EngineBench) -> None:
     sampling = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
     recorder = bench.recorder
-    assert isinstance(recorder, StepRecorder)
+    assert isinstance(recorder, FullRecorder)
     for _ in range(ATTEMPTS):
         before, merged = recorder.batches, recorder.merged
         await bench.run(*(bench.request(range(8, 20 + number), sampling) for number in range(16)))
@@ -95,17 +70,14 @@ async def test_streams_of_one_step_arrive_in_one_batch(bench: EngineBench) -> No
     assert 40 <= steps <= 60
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_killed_core_ends_every_stream_and_is_reported(
-    bench: EngineBench, others: frozenset[int | None]
-) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_killed_core_ends_every_stream_and_is_reported(bench: EngineBench) -> None:
     failed = asyncio.ensure_future(bench.engine.wait_failed())
     requests = [EngineRequest(f"r{n}", token_ids(range(9 + n)), LONG) for n in range(4)]
     bench.engine.submit(requests)
     await bench.first_delta("r0")
-    for child in multiprocessing.active_children():
-        if child.pid not in others:
-            child.kill()
+    for core in cores_of(bench.engine):
+        core.kill()
     async with asyncio.timeout(30):
         reason = await failed
         ends = [await bench.recorder.wait(request.request_id) for request in requests]
@@ -118,6 +90,7 @@ async def test_a_killed_core_ends_every_stream_and_is_reported(
 
 def test_a_killed_front_leaves_no_core_behind() -> None:
     pytest.importorskip("vllm")
+    count_start("engines of vLLM", "in a process that is killed")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     front = subprocess.Popen(
         [sys.executable, "-c", FRONT, str(resolve_model("kvasir-tiny"))],

@@ -7,6 +7,7 @@ occurs. A sink must not raise, so violations are collected in `violations`.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from kvasir.core.requests import (
@@ -168,18 +169,25 @@ class DeltaRecorder:
 
 class FullRecorder(DeltaRecorder):
     """Records every delta as well, and after each the number of tokens and characters of the request's first
-    choice."""
+    choice. `merged` counts the batches in which a stream has tokens of more than one step: vLLM's client
+    takes outputs that wait for it without yielding to the loop, so that steps are merged where this process
+    lags."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.merged = 0
         self.deltas: dict[str, list[Delta]] = {}
         self.after: dict[str, list[tuple[int, int]]] = {}
 
     def __call__(self, batch: StepBatch) -> None:
+        tokens: Counter[str] = Counter()
         for delta in batch.deltas:
-            super().__call__(StepBatch((delta,), batch.load))
-            self.deltas.setdefault(delta.request_id, []).append(delta)
-            received = self.request(delta.request_id).choice()
-            self.after.setdefault(delta.request_id, []).append((len(received.tokens), len(received.text)))
-        if not batch.deltas:
-            super().__call__(batch)
+            tokens[delta.request_id] += len(delta.token_ids)
+        self.merged += any(count > 1 for count in tokens.values())
+        super().__call__(batch)
+
+    def _take(self, delta: Delta) -> None:
+        super()._take(delta)
+        self.deltas.setdefault(delta.request_id, []).append(delta)
+        received = self.request(delta.request_id).choice()
+        self.after.setdefault(delta.request_id, []).append((len(received.tokens), len(received.text)))

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.kit.suite.started import count_start
+
 from kvasir.config.spec.deployment import Deployment
 from kvasir_workers.engines.vllm.setup.arguments import environment
 
@@ -70,6 +72,7 @@ def reference(folder: Path, adapter: Path | None, *, max_model_len: int) -> Iter
         with warnings.catch_warnings():
             # Warnings of vLLM and torch while an engine starts are not the test's.
             warnings.simplefilter("ignore")
+            count_start("engines of vLLM", "vLLM alone")
             made = Reference(folder, adapter, max_model_len=max_model_len)
         try:
             yield made
