@@ -20,6 +20,7 @@ import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.drafts import write_eagle_head, write_medusa_heads
 from tests.kit.engines.recorder import Recorded
+from tests.kit.shared.engines import EngineRegistry, engines_of
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import (
@@ -34,7 +35,7 @@ from kvasir.config.spec.deployment import (
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="session")]
 
 MODEL = resolve_model("kvasir-tiny")
 BLOCK = 32
@@ -117,40 +118,26 @@ def deployment(
     )
 
 
-@asynccontextmanager
-async def started(spec: Deployment, cache_folder: Path) -> AsyncIterator[Pair]:
-    """Both engines of a deployment, started at once and stopped at the end."""
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
-    engines = [
-        VllmEngine(spec, pool, model_path=str(MODEL), cache_folder=cache_folder) for pool in spec.pools
-    ]
-    try:
-        prefill, decode = await asyncio.gather(
-            *(start_bench(engine, pool.name) for engine, pool in zip(engines, spec.pools, strict=True))
-        )
-        yield Pair(prefill, decode)
-        assert prefill.recorder.violations + decode.recorder.violations == []
-    finally:
-        await asyncio.gather(*(engine.stop() for engine in engines))
-
-
 @pytest.fixture
-def running(tmp_path: Path) -> Callable[[Deployment], Any]:
+def running(tmp_path: Path, engines: EngineRegistry) -> Callable[[Deployment], Any]:
     """Starts the engines of a deployment for one test."""
-    return lambda spec: started(spec, tmp_path)
+
+    @asynccontextmanager
+    async def started(spec: Deployment) -> AsyncIterator[Pair]:
+        async with engines.alone(*engines_of(spec, cache_folder=tmp_path)) as benches:
+            yield Pair(*benches)
+
+    return started
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(tmp_path_factory: pytest.TempPathFactory, engines: EngineRegistry) -> Pair:
     """Chunked prefill and prefix caching, a LoRA adapter, and speculation on the decode engine."""
-    folder = tmp_path_factory.mktemp("powers")
-    adapter = write_adapter(folder / "adapter", rank=8)
+    adapter = write_adapter(tmp_path_factory.mktemp("powers") / "adapter", rank=8)
     spec = deployment(
         decode={"speculative": SpeculativeSpec(tokens=3)}, lora=(LoraSpec(name="loud", path=str(adapter)),)
     )
-    async with started(spec, folder) as pair:
-        yield pair
+    return Pair(*await engines.running(*engines_of(spec)))
 
 
 async def test_chunked_prefill_and_prefix_caching(pair: Pair, prompts: FreshPrompts) -> None:
@@ -206,11 +193,12 @@ async def test_ngram_speculation_changes_no_token(pair: Pair, prompts: FreshProm
 @pytest.mark.soak
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
 async def test_a_draft_changes_no_token(
-    method: Literal["draft_model", "eagle", "eagle3"], tmp_path: Path, prompts: FreshPrompts
+    method: Literal["draft_model", "eagle", "eagle3"],
+    tmp_path: Path,
+    prompts: FreshPrompts,
+    engines: EngineRegistry,
 ) -> None:
     """The model is its own draft, and every proposal accepted; EAGLE heads are of random use."""
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
     draft = MODEL if method == "draft_model" else write_eagle_head(MODEL, tmp_path, method)
     spec = SpeculativeSpec(method=method, model=str(draft), tokens=3)
     common: dict[str, Any] = {"kv_cache_bytes": 16 << 20, "max_num_seqs": 8, "threads": 1}
@@ -220,11 +208,7 @@ async def test_a_draft_changes_no_token(
     )
     model = ModelSpec(dtype="float32", max_model_len=512)
     deployment = Deployment(disaggregation="never", pools=pools, model=model)
-    engines = [VllmEngine(deployment, pool, model_path=str(MODEL), cache_folder=tmp_path) for pool in pools]
-    try:
-        drafted, plain = await asyncio.gather(
-            *(start_bench(engine, pool.name) for engine, pool in zip(engines, pools, strict=True))
-        )
+    async with engines.alone(*engines_of(deployment)) as (drafted, plain):
         for prompt in (prompts.fresh(100), prompts.fresh(3)):
             with_draft, without = await drafted.generate(prompt, GREEDY), await plain.generate(prompt, GREEDY)
             assert with_draft.choice().tokens == without.choice().tokens
@@ -233,8 +217,6 @@ async def test_a_draft_changes_no_token(
         if method == "draft_model":
             assert load.accepted_tokens >= 0.9 * load.speculated_tokens
         assert plain.engine.load().speculated_tokens == 0
-    finally:
-        await asyncio.gather(*(engine.stop() for engine in engines))
 
 
 @pytest.mark.soak
@@ -251,38 +233,28 @@ async def test_medusa_heads_propose_after_a_hand_off_and_change_no_token(
 
 @pytest.mark.soak
 async def test_larger_batches_speculate_on_fewer_tokens_and_change_none(
-    tmp_path: Path, prompts: FreshPrompts
+    prompts: FreshPrompts, engines: EngineRegistry
 ) -> None:
     """Equal prompts, so that all of them decode in the same steps; the model is its own draft."""
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
     steps = [SpeculationStep(batch=batch, tokens=tokens) for batch, tokens in ((1, 3), (2, 1), (3, 0))]
     spec = SpeculativeSpec(method="draft_model", model=str(MODEL), tokens=3, schedule=tuple(steps))
     settings: dict[str, Any] = {"kv_cache_bytes": 16 << 20, "max_num_seqs": 8, "threads": 1}
     pool = PoolSpec(name="all", role=Role.BOTH, engine=EngineSpec(**settings, speculative=spec))
     model = ModelSpec(dtype="float32", max_model_len=512)
-    engine = VllmEngine(
-        Deployment(disaggregation="never", pools=(pool,), model=model),
-        pool,
-        model_path=str(MODEL),
-        cache_folder=tmp_path,
-    )
-    try:
-        bench = await start_bench(engine, pool.name)
+    spec_of_all = Deployment(disaggregation="never", pools=(pool,), model=model)
+    async with engines.alone(*engines_of(spec_of_all)) as (bench,):
         prompt = prompts.fresh(100)
         alone = await bench.generate(prompt, GREEDY)
 
         async def proposed(streams: int) -> float:
             """Tokens proposed for each stream; all streams generate equally many."""
-            before = engine.load().speculated_tokens
+            before = bench.engine.load().speculated_tokens
             made = await asyncio.gather(*(bench.generate(prompt, GREEDY) for _ in range(streams)))
             assert [each.choice().tokens for each in made] == [alone.choice().tokens] * streams
-            return (engine.load().speculated_tokens - before) / streams
+            return (bench.engine.load().speculated_tokens - before) / streams
 
         one, two, four = [await proposed(streams) for streams in (1, 2, 4)]
         assert one > two > four
-    finally:
-        await engine.stop()
 
 
 async def test_lora_adapters(pair: Pair, prompts: FreshPrompts) -> None:
@@ -321,10 +293,15 @@ async def test_what_this_platform_cannot_do_is_refused_at_start() -> None:
         await start_bench(engine, "refused")
 
 
-@pytest.mark.parametrize("field", ["tool_parser", pytest.param("reasoning_parser", marks=pytest.mark.soak)])
-async def test_a_parser_whose_marks_the_model_has_not_is_refused_at_start(field: str) -> None:
+@pytest.mark.parametrize("field", ["tool_parser", "reasoning_parser"])
+async def test_a_parser_whose_marks_the_model_has_not_is_refused_before_a_core_starts(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
     from kvasir_workers.engines.vllm.engine import VllmEngine
 
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda *_, **__: pytest.fail("a core starts"))
     name = {"tool_parser": "llama3_json", "reasoning_parser": "deepseek_r1"}[field]
     spec = deployment(decode={field: name})
     engine = VllmEngine(spec, spec.pools[1], model_path=str(MODEL))

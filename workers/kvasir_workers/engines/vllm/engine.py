@@ -123,6 +123,9 @@ class VllmEngine(VllmReplica[LegStream]):
             takes_images=takes_images,
         )
 
+    def _build(self, arguments: dict[str, Any]) -> Any:
+        return self._vllm().build(arguments, self._pool.engine)
+
     def _endless(self) -> list[asyncio.Task[None]]:
         control = self._control()
         endless = [asyncio.create_task(self._pump(), name="vllm-pump")]

@@ -163,7 +163,7 @@ class VllmReplica(ABC, Generic[EnteredT]):
                 served_weights, self._deployment, self._model_path, self._cache_folder
             )
             arguments = self._arguments(str(folder), platform, epoch)
-            self._llm = await asyncio.to_thread(runtime.build, arguments)
+            self._llm = await asyncio.to_thread(self._build, arguments)
             await self._load_adapters()
             identity = await self._introduce(worker_id, epoch, digest)
         except (*START_ERRORS, runtime.DEAD) as error:
@@ -234,6 +234,10 @@ class VllmReplica(ABC, Generic[EnteredT]):
     @abstractmethod
     def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
         """Return vLLM's arguments, with the weights in `folder`."""
+
+    def _build(self, arguments: dict[str, Any]) -> Any:
+        """Return vLLM's engine once it has loaded the model. Raise as the runtime's `build`."""
+        return self._vllm().build(arguments)
 
     @abstractmethod
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:

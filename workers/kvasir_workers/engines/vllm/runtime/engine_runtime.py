@@ -16,6 +16,8 @@ from vllm.inputs.engine import TokensInput, tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -59,12 +61,21 @@ def engine_version() -> str:
     return "vllm unknown"
 
 
-def build(arguments: Mapping[str, Any]) -> AsyncLLM:
+def build(arguments: Mapping[str, Any], engine: EngineSpec) -> AsyncLLM:
     """Start the engine core and load the model; blocks for seconds to minutes.
 
-    Raise ValueError for arguments that vLLM rejects, RuntimeError if the core did not start.
+    Raise ValueError for arguments that vLLM rejects, and for parsers that do not work with the tokenizer,
+    before anything is started; RuntimeError if the core did not start.
     """
-    llm = AsyncLLM.from_engine_args(engine_args(arguments), stat_loggers=[LoadRecorder])
+    made = engine_args(arguments)
+    config = made.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    _parsers(cached_tokenizer_from_config(config.model_config), config.model_config, engine)
+    llm = AsyncLLM.from_vllm_config(
+        config,
+        stat_loggers=[LoadRecorder],
+        enable_log_requests=made.enable_log_requests,
+        disable_log_stats=made.disable_log_stats,
+    )
     continuation.install(llm.output_processor)
     return llm
 
@@ -86,20 +97,24 @@ def preparer(llm: AsyncLLM, engine: EngineSpec, rule: ImageRule | None, limits: 
     """Return the engine's preparer; `rule` is None for a model that takes no images. Raise ValueError if the
     parsers do not work with the engine's tokenizer."""
     tokenizer, model_config = llm.tokenizer, llm.model_config
-    parsers = Parsers(
-        tokenizer,
-        model_config,
-        tool_parser=engine.tool_parser,
-        reasoning_parser=engine.reasoning_parser,
-        strictness=engine.tool_strictness,
-    )
     rules = StructuredRules(
         llm.vllm_config.structured_outputs_config,
         compilers(engine),
         model_config=model_config,
         tokenizer=tokenizer,
     )
-    return Preparer(parsers, rules, None if rule is None else ImagePrompts(llm, rule, limits))
+    images = None if rule is None else ImagePrompts(llm, rule, limits)
+    return Preparer(_parsers(tokenizer, model_config, engine), rules, images)
+
+
+def _parsers(tokenizer: Any, model_config: Any, engine: EngineSpec) -> Parsers:
+    return Parsers(
+        tokenizer,
+        model_config,
+        tool_parser=engine.tool_parser,
+        reasoning_parser=engine.reasoning_parser,
+        strictness=engine.tool_strictness,
+    )
 
 
 async def shut_down(llm: AsyncLLM) -> None:
