@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from tests.kit.gateway.otlp_collector import Collector, collector
 from tests.kit.lab.invariants import invariant_violations
-from tests.kit.stack import DEFAULT, Stack, start_stack
+from tests.kit.shared.deployments import DEFAULT, SEVERAL_MODELS, StackRegistry
+from tests.kit.stack import Stack, start_stack
+from tests.kit.suite.schedule import GroupEnds
 
 REST_S = 30.0
 
@@ -53,18 +55,31 @@ def traces() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="session")
-def stack(
+def stack_registry(
     start_stack: Callable[..., contextlib.AbstractContextManager[Stack]],
     tmp_path_factory: pytest.TempPathFactory,
-    traces: Collector,
-) -> Iterator[Stack]:
-    """The embedded default, prefill and decode apart, with an adapter and traces. Float32 and one thread make
-    tokens comparable."""
-    home = tmp_path_factory.mktemp("kvasir")
-    spec = home / "kvasir.yaml"
-    spec.write_text(DEFAULT.replace("COLLECTOR", traces.address))
-    with start_stack(home, "-f", str(spec)) as running:
-        yield running
+) -> StackRegistry:
+    return StackRegistry(start_stack, lambda: tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def stacks(stack_registry: StackRegistry, group_ends: GroupEnds) -> Iterator[StackRegistry]:
+    """The deployments that run, by their spec."""
+    yield stack_registry
+    if group_ends.now:
+        stack_registry.stop()
+
+
+@pytest.fixture(scope="module")
+def stack(stacks: StackRegistry, traces: Collector) -> Stack:
+    """The embedded default, prefill and decode apart, with an adapter and traces."""
+    return stacks.running(DEFAULT.replace("COLLECTOR", traces.address))
+
+
+@pytest.fixture(scope="module")
+def models(stacks: StackRegistry) -> Stack:
+    """Several models, of simulated engines and of one that embeds."""
+    return stacks.running(SEVERAL_MODELS)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +97,7 @@ def check_rest(running: Stack) -> None:
     left = ["its gateway does not answer"]
 
     def at_rest() -> bool:
-        if running.process.poll() is not None:
+        if running.ended:
             return True
         left[:] = invariant_violations(running.page("/status").json(), running.page("/metrics").text)
         return not left

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.suite.started import count_start
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir_platform.cluster.local.runtime_dir import RuntimeDir
@@ -30,6 +31,8 @@ def test_up_ends_at_the_first_failure_with_the_engines_own_error_and_keeps_its_l
     model: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
+    count_start("deployments by `kvasir up`", "one that does not start")
+    count_start("engines of vLLM", "one that does not start")
     arguments = ("--port", "0", "--set", "disaggregation=never", "--set", f"model.source={model}")
     up = subprocess.run(
         [sys.executable, "-m", "kvasir_platform.cli.main", "up", *arguments],

@@ -4,44 +4,17 @@ vLLM."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import httpx
 import openai
 import pytest
-from tests.kit.footprint import Footprint
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-StartStack = Callable[..., AbstractContextManager["Stack"]]
-
-SPEC = """
-model: {source: kvasir-tiny, dtype: float32}
-models:
-  - {name: second, max_model_len: 512, disaggregation: never}
-  - {name: vectors, dtype: float32, max_model_len: 256, matryoshka: true}
-pools:
-  - {name: prefill, role: prefill, engine: {kind: sim}, cpus: 0.1}
-  - {name: decode, role: decode, engine: {kind: sim}, cpus: 0.1}
-  - {name: second, role: both, model: second, engine: {kind: sim}, cpus: 0.1}
-  - name: vectors
-    role: embed
-    model: vectors
-    engine: {kv_cache_bytes: 33554432, max_num_seqs: 16, threads: 1}
-"""
-
-
-@pytest.fixture(scope="module")
-def models(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("models")
-    spec = home / "kvasir.yaml"
-    spec.write_text(SPEC)
-    with start_stack(home, "-f", str(spec)) as running:
-        yield running
 
 
 @pytest.fixture
@@ -133,12 +106,3 @@ def test_a_drained_embedding_worker_takes_nothing_new(models: Stack, client: ope
     assert status["readiness"]["second"]["ready"]
     assert models.kvasir("drain", worker, "--undo").returncode == 0
     assert len(client.embeddings.create(model="vectors", input="back again").data) == 1
-
-
-@pytest.mark.stops_stack
-def test_down_from_another_terminal_leaves_nothing(models: Stack) -> None:
-    footprint = Footprint.of(models)
-    down = models.kvasir("down")
-    assert down.returncode == 0, down.stderr
-    footprint.assert_gone()
-    assert models.kvasir("status").returncode == 1

@@ -1,4 +1,5 @@
 """Pools on real Ray, under load: restarts, scaling, signals and the loss of Ray's head end no stream.
+`test_up_over_https.py` has a head whose state is in Redis.
 
 The engines are simulated and deterministic: every stream of one prompt must have the same text, whichever
 workers it ran on.
@@ -16,32 +17,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
 from tests.kit.cluster.pods import steady_load, stream_text
 from tests.kit.footprint import Footprint
-from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line, lives
+from tests.kit.stack import Stack, runs_anew
 
 from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
 
-if TYPE_CHECKING:
-    from tests.kit.stack import Stack
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-StartStack = Callable[..., AbstractContextManager["Stack"]]
 
-STEP_S = 0.02
 DRAIN_S = 3.0
 SHORT, LONG = 40, 240  # tokens: 0.8 s, and longer than a drain
-DEPLOYMENT = (
-    *("--set", "pools.prefill.engine.kind=sim", "--set", "pools.decode.engine.kind=sim"),
-    *("--set", f"pools.decode.engine.sim.decode_step_s={STEP_S}", "--set", "pools.decode.replicas=2"),
-    *("--set", "pools.prefill.cpus=0.1", "--set", "pools.decode.cpus=0.1"),
-    *("--set", f"worker.drain_s={DRAIN_S}"),
-)
 PATIENCE_S = 60.0
 
 
@@ -59,14 +49,6 @@ class Cluster:
         """Processes of a pool's replicas."""
         title = f"ServeReplica:kvasir-{pool}:"
         return {process.pid for process in self.stack.processes() if title in command_line(process)}
-
-    def head(self, name: str) -> psutil.Process:
-        """A process of Ray's head, by its program."""
-        for process in self.stack.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name() == name and lives(process):
-                    return process
-        pytest.fail(f"no {name} runs")
 
     def ready(self, pool: str) -> set[str]:
         """Workers that the router uses."""
@@ -95,9 +77,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with start_stack(tmp_path_factory.mktemp("ray"), *DEPLOYMENT) as stack:
-        yield Cluster(stack, {tokens: stream_text(stack.url, tokens) for tokens in (SHORT, LONG)})
+def cluster(models: Stack) -> Cluster:
+    return Cluster(models, {tokens: stream_text(models.url, tokens) for tokens in (SHORT, LONG)})
 
 
 @pytest.mark.parametrize("pool", [pytest.param("decode", marks=pytest.mark.soak), "prefill"])
@@ -137,12 +118,12 @@ def test_sigkill_of_a_replica_is_a_matter_of_rays_and_no_client_sees_it(cluster:
 
 def test_the_loss_of_rays_head_does_not_stop_serving_and_it_comes_back(cluster: Cluster) -> None:
     replicas = cluster.replicas("decode") | cluster.replicas("prefill")
-    head = cluster.head("gcs_server")
+    head = cluster.stack.named("gcs_server")
     with cluster.load(SHORT), cluster.load(LONG):
         cluster.busy_replica()
         head.kill()
         cluster.until(lambda: not lives(head), "its death")
-        cluster.until(lambda: _runs_anew(cluster, head.pid), "another head")
+        cluster.until(lambda: runs_anew(cluster.stack, head), "another head")
         cluster.until(lambda: _takes_commands(cluster), "commands to be taken again")
         # Ray replaces and drains through the head that came back, and the router hears of it.
         cluster.scale(1)
@@ -152,12 +133,6 @@ def test_the_loss_of_rays_head_does_not_stop_serving_and_it_comes_back(cluster: 
 
 def _takes_commands(cluster: Cluster) -> bool:
     return bool(cluster.command(ControlCommand("explain", "decode"))[-1]["event"] == "done")
-
-
-def _runs_anew(cluster: Cluster, dead: int) -> bool:
-    with contextlib.suppress(pytest.fail.Exception):
-        return cluster.head("gcs_server").pid != dead
-    return False
 
 
 @pytest.mark.soak
@@ -198,7 +173,7 @@ else:
 
 def _keep(cluster: Cluster, *arguments: str) -> str:
     """Read or write the record that fences versions, in a process that may talk to this Ray."""
-    gcs = cluster.head("gcs_server")
+    gcs = cluster.stack.named("gcs_server")
     port = next(each.partition("=")[2] for each in gcs.cmdline() if each.startswith("--gcs_server_port="))
     command = [sys.executable, "-c", _KEEP, f"127.0.0.1:{port}", *arguments]
     return subprocess.run(command, env=gcs.environ(), capture_output=True, text=True, check=True).stdout
@@ -228,28 +203,3 @@ def test_a_supervisor_that_is_killed_takes_everything_along_and_down_cleans_up(c
     down = cluster.stack.kvasir("down")
     assert down.returncode == 0, down.stderr
     assert not footprint.temp_dir.exists()
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path) as server:
-        yield server
-
-
-def test_with_its_state_in_redis_the_head_comes_back_and_a_lost_node_is_told(
-    start_stack: StartStack, redis: RedisServer, tmp_path: Path
-) -> None:
-    where = ("--set", f"ray.head_redis_url=redis://{redis.address}", "--set", "pools.decode.replicas=1")
-    with start_stack(tmp_path, *DEPLOYMENT, *where) as stack:
-        cluster = Cluster(stack, {SHORT: stream_text(stack.url, SHORT)})
-        assert redis.ask("DBSIZE") != ":0"
-        head = cluster.head("gcs_server")
-        with cluster.load(SHORT):
-            head.kill()
-            cluster.until(lambda: _runs_anew(cluster, head.pid), "another head")
-            assert cluster.stack.kvasir("restart", "decode").returncode == 0
-        cluster.head("raylet").kill()
-        assert stack.process.wait(timeout=PATIENCE_S) == 1
-        assert stack.process.stdout is not None
-        assert "Ray's node (raylet) has ended" in stack.process.stdout.read()
-    assert redis.ask("DBSIZE") == ":0"

@@ -24,23 +24,22 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
-DEPLOYMENT = """
+ASLEEP = """
 disaggregation: never
 pools:
   - name: workers
     role: both
     replicas: 1
     cpus: 0.1
-    scaling: {{min: {least}, max: 3}}
+    scaling: {min: 0, max: 3}
     engine:
       kind: sim
       max_num_seqs: 4
-      sim: {{decode_step_s: 0.03}}
-# Two replicas keep some of eleven clients waiting for longer than that; none is refused for it.
-slo: [{{name: default, ttft_s: 1, itl_s: 0.2}}]
-admission: {{patience: 0}}
-scaling: {{interval_s: 2, window_s: 6, idle_s: 8, start_s: 5, stale_s: 6}}
-worker: {{drain_s: 5}}
+      sim: {decode_step_s: 0.03}
+slo: [{name: default, ttft_s: 1, itl_s: 0.2}]
+admission: {patience: 0}
+scaling: {interval_s: 2, window_s: 6, idle_s: 8, start_s: 5, stale_s: 6}
+worker: {drain_s: 5}
 """
 TWO_PARTS = """
 disaggregation: always
@@ -63,6 +62,7 @@ class Clients:
 
     url: str
     tokens: int = TOKENS
+    model: str = "kvasir-tiny"
     failures: list[str] = field(default_factory=list)
     ended: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -89,7 +89,7 @@ class Clients:
         client = client or openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
         try:
             chunks = client.completions.create(
-                model="kvasir-tiny",
+                model=self.model,
                 prompt="Once upon a time",
                 max_tokens=self.tokens,
                 temperature=0,
@@ -129,48 +129,50 @@ def _done(ran: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[
     return ran
 
 
-def _spec(folder: Path, least: int) -> str:
-    path = folder / "scaling.yaml"
-    path.write_text(DEPLOYMENT.format(least=least))
-    return str(path)
-
-
 def test_a_pool_grows_from_one_replica_to_three_and_shrinks_to_one_without_a_failed_request(
-    start_stack: StartStack, tmp_path: Path
+    models: Stack,
 ) -> None:
-    with start_stack(tmp_path, "-f", _spec(tmp_path, 1)) as stack:
-        clients = Clients(stack.url)
-        with clients.at_work(11):
-            stack.wait_until(lambda: _serving(stack) == 3, PATIENCE_S, "three workers")
-            first = {worker["worker_id"] for worker in stack.workers()}
-        assert stack.metric("kvasir_pool_replicas_desired", pool="workers") == 3
-        with clients.at_work(1):
-            stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker again")
-        assert clients.failures == []
-        assert clients.ended > 11
-        # Those that were chosen went, and nobody came in their place.
-        assert {worker["worker_id"] for worker in stack.workers()} <= first
-        acts = _story(stack)["acts"]
-        assert {act["what"] for act in acts if act["done"]} == {"start", "retire"}
-        said = _done(stack.kvasir("explain", "scaling")).stdout
-        assert "predicted within" in said
-        assert "the planner sizes the pools" in said
+    def members() -> list[dict[str, Any]]:
+        return [worker for worker in models.workers() if worker["pool"] == "second"]
 
-        _done(stack.kvasir("scale", "workers=2"))
-        stack.wait_until(lambda: _serving(stack) == 2, PATIENCE_S, "the pinned two")
-        assert "pinned to 2" in _done(stack.kvasir("explain", "scaling")).stdout
-        refused = stack.kvasir("scale", "workers=4")
-        assert refused.returncode == 2
-        assert "scaling.max" in refused.stderr
-        _done(stack.kvasir("scale", "workers=auto"))
-        stack.wait_until(lambda: len(stack.workers()) == 1, PATIENCE_S, "one worker, unpinned")
+    def serving() -> int:
+        return sum(worker["state"] == "ready" for worker in members())
+
+    clients = Clients(models.url, model="second")
+    with clients.at_work(11):
+        models.wait_until(lambda: serving() == 3, PATIENCE_S, "three workers")
+        first = {worker["worker_id"] for worker in members()}
+    assert models.metric("kvasir_pool_replicas_desired", pool="second") == 3
+    with clients.at_work(1):
+        models.wait_until(lambda: len(members()) == 1, PATIENCE_S, "one worker again")
+    assert clients.failures == []
+    assert clients.ended > 11
+    # Those that were chosen went, and nobody came in their place.
+    assert {worker["worker_id"] for worker in members()} <= first
+    acts = _story(models)["acts"]
+    assert {act["what"] for act in acts if act["done"]} == {"start", "retire"}
+    assert {act["pool"] for act in acts} == {"second"}
+    said = _done(models.kvasir("explain", "scaling")).stdout
+    assert "predicted within" in said
+    assert "the planner sizes the pools" in said
+
+    _done(models.kvasir("scale", "second=2"))
+    models.wait_until(lambda: serving() == 2, PATIENCE_S, "the pinned two")
+    assert "pinned to 2" in _done(models.kvasir("explain", "scaling")).stdout
+    refused = models.kvasir("scale", "second=4")
+    assert refused.returncode == 2
+    assert "scaling.max" in refused.stderr
+    _done(models.kvasir("scale", "second=auto"))
+    models.wait_until(lambda: len(members()) == 1, PATIENCE_S, "one worker, unpinned")
 
 
 @pytest.mark.soak
 def test_a_model_that_nobody_asks_for_sleeps_and_its_next_request_waits_for_a_start(
     start_stack: StartStack, tmp_path: Path
 ) -> None:
-    with start_stack(tmp_path, "-f", _spec(tmp_path, 0)) as stack:
+    path = tmp_path / "asleep.yaml"
+    path.write_text(ASLEEP)
+    with start_stack(tmp_path, "-f", str(path)) as stack:
         clients = Clients(stack.url)
         for _ in range(2):
             clients.one()

@@ -17,22 +17,14 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from tests.kit.processes import command_line
+from tests.kit.processes import command_line, lives
+from tests.kit.suite.started import count_start
 
 from kvasir.config.load.model_files import resolve_model
 
 START_S = 240.0
 CONTEXT = 4096
 ADAPTER = resolve_model("kvasir-tiny").with_name("kvasir-tiny-lora")
-DEFAULT = f"""
-model: {{dtype: float32, max_model_len: {CONTEXT}}}
-lora: [{{name: pirate, path: "{ADAPTER}"}}]
-lora_loading: {{allow: ["{ADAPTER.parent}"], max_adapters: 2, max_rank: 8}}
-pools:
-  - {{name: prefill, role: prefill, engine: {{threads: 1}}}}
-  - {{name: decode, role: decode, engine: {{threads: 1}}}}
-telemetry: {{otlp_endpoint: "COLLECTOR"}}
-"""
 
 
 @dataclass(slots=True)
@@ -51,6 +43,11 @@ class Stack:
     def page(self, path: str) -> httpx.Response:
         """One of the gateway's pages. Raise httpx.HTTPError."""
         return httpx.get(f"{self.url}{path}", headers=self.headers, timeout=10).raise_for_status()
+
+    @property
+    def ended(self) -> bool:
+        """Whether `kvasir up` has ended."""
+        return self.process.poll() is not None
 
     def workers(self) -> list[dict[str, Any]]:
         body = self.page("/status").json()
@@ -105,10 +102,26 @@ class Stack:
                 return process
         pytest.fail(f"no replica of {pool} is running")
 
+    def named(self, name: str) -> psutil.Process:
+        """A live process by its program, such as `gcs_server`. Fail if there is none."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == name and lives(process):
+                    return process
+        pytest.fail(f"no {name} runs")
+
+
+def runs_anew(stack: Stack, dead: psutil.Process) -> bool:
+    """Whether Ray's head runs again after this one."""
+    with contextlib.suppress(pytest.fail.Exception):
+        return stack.named("gcs_server").pid != dead.pid
+    return False
+
 
 @contextlib.contextmanager
 def start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None = None) -> Iterator[Stack]:
     """`kvasir up` with these arguments on a free port; interrupted (Ctrl-C) at the end."""
+    count_start("deployments by `kvasir up`", home.name)
     log = (home / "up.log").open("w")
     process = subprocess.Popen(
         [sys.executable, "-m", "kvasir_platform.cli.main", "up", "--port", "0", "-o", "json", *arguments],
@@ -127,6 +140,16 @@ def start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None =
         log.close()
         if process.stdout is not None:
             process.stdout.close()
+        _count_engines(home)
+
+
+def _count_engines(home: Path) -> None:
+    """Count the replicas of vLLM that a deployment has had, each of which has left a log."""
+    for spec in home.glob("*/deployment.json"):
+        for pool in json.loads(spec.read_text())["pools"]:
+            if pool.get("engine", {}).get("kind", "vllm") == "vllm":
+                for _ in spec.parent.glob(f"logs/worker-{pool['name']}-*.log"):
+                    count_start("engines of vLLM", f"{home.name}: {pool['name']}")
 
 
 @contextlib.contextmanager

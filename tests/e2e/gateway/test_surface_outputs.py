@@ -25,6 +25,7 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from tests.kit.footprint import Footprint
 from tests.kit.gateway.chats import AT_ONCE, MODEL, USER, called, chat, thinking_model
 
 from kvasir.config.load.model_files import resolve_model
@@ -411,3 +412,12 @@ def test_a_tenant_pays_for_what_it_used_also_when_it_leaves(stack: Stack, client
     assert seen is not None
     assert left[0] - after[0] == seen.prompt_tokens
     assert seen.completion_tokens <= left[1] - after[1] < 1500
+
+
+@pytest.mark.stops_stack
+def test_down_from_another_terminal_leaves_nothing(stack: Stack) -> None:
+    footprint = Footprint.of(stack)
+    down = stack.kvasir("down")
+    assert down.returncode == 0, down.stderr
+    footprint.assert_gone()
+    assert stack.kvasir("status").returncode == 1

@@ -258,13 +258,15 @@ def ready_workers(url: str) -> int:
     return sum(worker["state"] == "ready" for worker in answer.json()["workers"])
 
 
-def stream_text(url: str, tokens: int = TOKENS) -> str:
+def stream_text(url: str, tokens: int = TOKENS, connect: Callable[[], httpx.Client] = httpx.Client) -> str:
     """The text of one greedy stream. Raise AssertionError if it does not end successfully."""
     body = {"model": "kvasir-tiny", "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0}
     text, finish = "", None
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=body | {"stream": True, "ignore_eos": True}, timeout=60
-    ) as answer:
+    asked = body | {"stream": True, "ignore_eos": True}
+    with (
+        connect() as client,
+        client.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as answer,
+    ):
         assert answer.status_code == 200, answer.read()[:500]
         for line in answer.iter_lines():
             if line == "data: [DONE]":
@@ -280,14 +282,20 @@ def stream_text(url: str, tokens: int = TOKENS) -> str:
 
 
 @contextlib.contextmanager
-def steady_load(url: str, expected: str, tokens: int = TOKENS, clients: int = 1) -> Iterator[None]:
+def steady_load(
+    url: str,
+    expected: str,
+    tokens: int = TOKENS,
+    clients: int = 1,
+    connect: Callable[[], httpx.Client] = httpx.Client,
+) -> Iterator[None]:
     """Run streams one after another in `clients` threads until the context ends; every one must be right."""
     stop, wrong, ended = threading.Event(), list[str](), list[int]()
 
     def run() -> None:
         while not stop.is_set():
             try:
-                assert stream_text(url, tokens) == expected, "another text"
+                assert stream_text(url, tokens, connect) == expected, "another text"
             except (AssertionError, httpx.HTTPError) as error:
                 wrong.append(repr(error))
             ended.append(1)

@@ -1,0 +1,81 @@
+"""The deployments by `kvasir up` that tests of one process share, by their spec, one at a time.
+
+Files that share one are a group of the schedule (tests/kit/suite/schedule.py), whose files follow each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.kit.stack import ADAPTER, CONTEXT, Stack
+
+DEFAULT = f"""
+model: {{dtype: float32, max_model_len: {CONTEXT}}}
+lora: [{{name: pirate, path: "{ADAPTER}"}}]
+lora_loading: {{allow: ["{ADAPTER.parent}"], max_adapters: 2, max_rank: 8}}
+pools:
+  - {{name: prefill, role: prefill, engine: {{threads: 1}}}}
+  - {{name: decode, role: decode, engine: {{threads: 1}}}}
+telemetry: {{otlp_endpoint: "COLLECTOR"}}
+"""
+"""Prefill and decode apart. Float32 and one thread make tokens comparable."""
+SEVERAL_MODELS = """
+model: {source: kvasir-tiny, dtype: float32}
+models:
+  - {name: second, max_model_len: 512, disaggregation: never}
+  - {name: vectors, dtype: float32, max_model_len: 256, matryoshka: true}
+pools:
+  - {name: prefill, role: prefill, engine: {kind: sim}, cpus: 0.1}
+  - {name: decode, role: decode, replicas: 2, engine: {kind: sim, sim: {decode_step_s: 0.02}}, cpus: 0.1}
+  - name: second
+    role: both
+    model: second
+    cpus: 0.1
+    scaling: {min: 1, max: 3}
+    engine:
+      kind: sim
+      max_num_seqs: 4
+      sim: {decode_step_s: 0.03}
+  - name: vectors
+    role: embed
+    model: vectors
+    engine: {kv_cache_bytes: 33554432, max_num_seqs: 16, threads: 1}
+# Two replicas keep some of eleven clients waiting for longer than that; none is refused for it.
+slo: [{name: default, ttft_s: 1, itl_s: 0.2}]
+admission: {patience: 0}
+scaling: {interval_s: 2, window_s: 6, idle_s: 8, start_s: 5, stale_s: 6}
+worker: {drain_s: 3}
+"""
+"""Two models that generate, simulated and slow, so that a few clients are a load, and a real one that embeds.
+The second one's pool scales."""
+
+
+class StackRegistry:
+    """`start` is `kvasir up` in a folder, with arguments; `folder` makes an empty one."""
+
+    def __init__(
+        self,
+        start: Callable[..., contextlib.AbstractContextManager[Stack]],
+        folder: Callable[[], Path],
+    ) -> None:
+        self._start = start
+        self._folder = folder
+        self._open = contextlib.ExitStack()
+        self._running: tuple[str, Stack] | None = None
+
+    def running(self, spec: str) -> Stack:
+        """The deployment of this spec, started unless it runs already; another one is stopped before."""
+        if self._running is None or self._running[0] != spec or self._running[1].ended:
+            self.stop()
+            home = self._folder()
+            file = home / "kvasir.yaml"
+            file.write_text(spec)
+            self._running = spec, self._open.enter_context(self._start(home, "-f", str(file)))
+        return self._running[1]
+
+    def stop(self) -> None:
+        """Stop the one that runs, if any."""
+        self._running = None
+        self._open.close()
