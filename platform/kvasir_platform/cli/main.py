@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None, *, make_launcher: LauncherFactory | 
         "lora": lambda: run_lora(args, _site(args), output),
         "batch": lambda: run_batch(args, _site(args), output),
         "picker": lambda: run_picker(args),
-        "rollout": lambda: run_rollout(args, _site(args), output),
+        "rollout": lambda: run_rollout(args, partial(_site_at, args), output),
         "record": lambda: run_record(args, partial(_site_at, args), output),
         "bench": lambda: run_bench(args, output),
         "plan": lambda: _plan(args, output),

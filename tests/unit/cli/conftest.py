@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,8 +27,10 @@ class CannedGateway:
     posts: list[tuple[str, Any]] = field(default_factory=list)
 
 
-@pytest.fixture
-def gateway() -> Iterator[CannedGateway]:
+@contextmanager
+def canned_gateway() -> Iterator[CannedGateway]:
+    """A gateway that answers until the context ends."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -65,3 +68,9 @@ def gateway() -> Iterator[CannedGateway]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.fixture
+def gateway() -> Iterator[CannedGateway]:
+    with canned_gateway() as canned:
+        yield canned

@@ -1,0 +1,1 @@
+"""The command that takes a canary from cell to cell."""
