@@ -22,10 +22,11 @@ class _Rule:
     tokens: tuple[str, ...] = ()
 
 
+_HARMONY = ("<|channel|>", "<|call|>")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 _TOOLS = (
-    _Rule("openai", types=("gpt_oss",)),
+    _Rule("openai", types=("gpt_oss",), tokens=_HARMONY),
     _Rule("seed_oss", types=("seed_oss",), marks=("<seed:tool_call>",)),
     _Rule("minimax_m2", types=("minimax_m2", "minimax"), marks=("<minimax:tool_call>", "<invoke")),
     _Rule("kimi_k2", types=("kimi_k2",), marks=("<|tool_calls_section_begin|>",)),
@@ -44,7 +45,7 @@ _TOOLS = (
 _THINKS = ("<think>", "</think>")
 
 _REASONING = (
-    _Rule("openai_gptoss", types=("gpt_oss",)),
+    _Rule("openai_gptoss", types=("gpt_oss",), tokens=_HARMONY),
     _Rule("seed_oss", types=("seed_oss",), marks=("<seed:think>",)),
     _Rule("minimax_m2", types=("minimax_m2", "minimax"), marks=("<think>", "<minimax:tool_call>")),
     _Rule("deepseek_r1", marks=("<｜Assistant｜><think>",), without=("enable_thinking",), tokens=_THINKS),

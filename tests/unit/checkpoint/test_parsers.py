@@ -23,7 +23,8 @@ CODER = "<tool_call>\n<function=example>\n<parameter=a>\nvalue\n</parameter>\n</
 LLAMA3 = 'Environment: ipython {"name": function name, "parameters": dictionary}'
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>name\n```json\n{}\n```"
 DEEPSEEK_31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{}"
-TOKENS = " ".join((*parsers._DEEPSEEK, *parsers._THINKS, "<tool_call> <|python_tag|> [TOOL_CALLS]"))
+MARKS = "<tool_call> <|python_tag|> [TOOL_CALLS] <|channel|> <|call|>"
+TOKENS = " ".join((*parsers._DEEPSEEK, *parsers._THINKS, MARKS))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,8 @@ def test_the_template_decides(
 def test_a_parser_is_not_chosen_without_the_tokens_that_it_looks_for() -> None:
     assert tool_parser("qwen3", CODER, "") is None
     assert reasoning_parser("qwen3", QWEN3, "<tool_call>") is None
+    # Without Harmony's tokens, forced calls are JSON.
+    assert tool_parser("gpt_oss", "<|channel|>", "<|channel|>") is None
 
 
 def test_every_choice_is_a_parser_of_the_engine() -> None:
