@@ -7,7 +7,8 @@ the others for an hour. A part of the tenants has data residency, and one is lim
 
 What is production code: which cell serves (`choose`), reports and how long they hold, what runs again after a
 loss and when, the limit that cells share, and the planner. Replicas have the times of the performance model.
-All three know from the same reports which regions are lost, and repeat requests alike.
+All of them know from the same reports which regions are lost, and repeat requests alike. The figures of
+Kvasir are those of its defaults, for which prices do not count; beside it is what a weight of prices changes.
 
     make bench-regions
     make bench-regions ARGS='--hours 3 --no-report'

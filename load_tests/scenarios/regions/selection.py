@@ -11,8 +11,9 @@ from types import MappingProxyType
 
 from kvasir_router.regions.choice import CellOffer, CellRequest, ChoiceRules, choose
 
-OURS, NEAREST, ROUND_ROBIN, NO_PRICE = "kvasir", "nearest only", "round robin", "kvasir without prices"
-RULES = ChoiceRules(margin_s=0.1, price_s=6.0)
+OURS, NEAREST, ROUND_ROBIN, PRICED = "kvasir", "nearest only", "round robin", "kvasir with prices"
+PRICES = ChoiceRules(price_s=2.0)
+"""A dollar less for a million tokens is worth two seconds of TTFT."""
 
 Select = Callable[[CellRequest, Sequence[CellOffer]], str | None]
 
@@ -53,8 +54,8 @@ def _kvasir(rules: ChoiceRules) -> Select:
 
 SELECTIONS: Mapping[str, Callable[[], Select]] = MappingProxyType(
     {
-        OURS: lambda: _kvasir(RULES),
-        NO_PRICE: lambda: _kvasir(ChoiceRules(margin_s=RULES.margin_s)),
+        OURS: lambda: _kvasir(ChoiceRules()),
+        PRICED: lambda: _kvasir(PRICES),
         NEAREST: _nearest,
         ROUND_ROBIN: _round_robin,
     }
