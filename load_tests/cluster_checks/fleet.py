@@ -76,6 +76,8 @@ def small(site: Site) -> Iterator[Finding]:
     site.kubectl(*control, "scale", f"{pool['pool']}={pool['wanted']}")
     explained = site.kubectl(*control, "explain", "scaling")
     yield holds("`kvasir explain scaling` explains a size set by hand", pool["pool"] in explained)
+    if any(each.name == pool["pool"] and each.scaling for each in site.spec.pools):
+        site.kubectl(*control, "scale", f"{pool['pool']}=auto")
     states = json.loads(site.kubectl("get", "pods", "-l", f"{selector},{COMPONENT}=worker", "-o", "json"))[
         "items"
     ]

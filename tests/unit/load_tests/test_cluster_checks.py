@@ -38,7 +38,7 @@ def test_a_release_that_behaves_is_as_expected(name: str) -> None:
         ("head", {"engines_end_with_head": True}, "engines with the same processes"),
         ("head", {"head_end_s": 61.0}, "longest end of the head's pod"),
         ("readiness", {"routers_follow_workers": True}, "looks at which a router was not ready, of 30"),
-        ("upgrades", {"lives": 3}, "pods made by one upgrade"),
+        ("upgrades", {"lives": 3}, "pods thrown away"),
         ("reinstall", {"uninstall_s": 300.0}, "helm uninstall"),
         ("failing", {"silent": True}, "the status has the engine's error"),
         ("threads", {"policy": "ACTIVE"}, "OMP_WAIT_POLICY of engines"),
