@@ -22,11 +22,14 @@ try:
         CHECKSUM_FACTOR,
         CHECKSUM_LANES,
         CHECKSUM_SEED,
+        CHECKSUM_TILE,
         PREDICTED,
         SLOTS,
         Fan,
         Lane,
         PrefixTree,
+        ProcessRead,
+        ProcessReader,
         Relay,
         Shadow,
         SocketLane,
@@ -38,6 +41,8 @@ try:
         copy_pieces,
         frame_piece,
         http_chunk,
+        receive_pieces,
+        send_pieces,
     )
 
     IS_NATIVE = True
@@ -54,6 +59,7 @@ except ImportError:  # no compiler when it was installed
         CHECKSUM_FACTOR,
         CHECKSUM_LANES,
         CHECKSUM_SEED,
+        CHECKSUM_TILE,
         checksum_pieces,
         checksum_weights,
         copy_pieces,
@@ -67,6 +73,8 @@ except ImportError:  # no compiler when it was installed
         StreamGaps,
         StreamTokens,
     )
+    from kvasir.native._twin_process import ProcessRead, ProcessReader  # type: ignore[assignment]
+    from kvasir.native._twin_sockets import receive_pieces, send_pieces
 
     IS_NATIVE = False
 
@@ -74,12 +82,15 @@ __all__ = [
     "CHECKSUM_FACTOR",
     "CHECKSUM_LANES",
     "CHECKSUM_SEED",
+    "CHECKSUM_TILE",
     "IS_NATIVE",
     "PREDICTED",
     "SLOTS",
     "Fan",
     "Lane",
     "PrefixTree",
+    "ProcessRead",
+    "ProcessReader",
     "Relay",
     "Shadow",
     "SocketLane",
@@ -92,7 +103,9 @@ __all__ = [
     "copy_pieces",
     "frame_piece",
     "http_chunk",
+    "receive_pieces",
     "root_hash",
+    "send_pieces",
 ]
 
 

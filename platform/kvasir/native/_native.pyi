@@ -1,5 +1,6 @@
 """The contract of the native module and of its Python twins `_twin`, `_twin_bytes`,
-`_twin_framing` and `_twin_lanes`: same names, same results, except that no lane of the twin is ever open.
+`_twin_framing`, `_twin_lanes`, `_twin_process` and `_twin_sockets`: same names, same results, except that no
+lane of the twin is ever open.
 
 Buffers of block names, addresses and lengths are one-dimensional, contiguous, of 8-byte unsigned items
 (`array('Q')`, numpy uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items.
@@ -28,6 +29,8 @@ CHECKSUM_FACTOR: int
 """What a checksum is multiplied with before the next piece is added."""
 CHECKSUM_LANES: int
 """How many weights differ; those of a longer piece begin again."""
+CHECKSUM_TILE: int
+"""How many weights are not products of others."""
 
 def copy_pieces(sources: Buffer, targets: Buffer, lengths: Buffer) -> None:
     """Copy `lengths[i]` bytes from the address `sources[i]` to `targets[i]`, for every i, without Python's
@@ -50,8 +53,60 @@ def checksum_pieces(addresses: Buffer, lengths: Buffer, group: int) -> array[int
     """
 
 def checksum_weights(count: int) -> array[int]:
-    """The weights of a piece's first `count` lanes, as array('Q'): item i is output number
-    i % CHECKSUM_LANES of SplitMix64 (Steele, Lea and Flood, 2014) seeded with 0, made odd."""
+    """The weights of a piece's first `count` lanes, as array('Q').
+
+    s[i] is output number i of SplitMix64 (Steele, Lea and Flood, 2014) seeded with 0, made odd. Let lane
+    number i % CHECKSUM_LANES be at place p of tile t, of CHECKSUM_TILE lanes each. Its weight is s[p], from
+    the second tile on times s[CHECKSUM_TILE + t - 1]."""
+
+class ProcessRead:
+    """A read of a ProcessReader. It reads on if it is forgotten."""
+
+    def state(self) -> int:
+        """Return -1 while it runs, then 0, or the number of its error (errno), with some of the targets
+        written. It writes to none of them afterwards."""
+    def cancel(self) -> None:
+        """Read no more than about 256 KiB on each thread; then the read ends with ECANCELED, unless it has
+        ended."""
+    def sums(self) -> array[int]:
+        """Return the checksums as array('Q'), by row and then by part. Raises ValueError unless the state is
+        0."""
+
+class ProcessReader:
+    """Reads the memory of other processes of this machine and user by process_vm_readv(2), on `threads`
+    threads of its own, which never take Python's lock, and sums what is read while it is in the CPU's
+    cache."""
+
+    def __init__(self, threads: int) -> None: ...
+    def begin(
+        self,
+        process: int,
+        sources: Buffer,
+        targets: Buffer,
+        lengths: Buffer,
+        rows: int,
+        parts: int,
+        at_once: int,
+    ) -> ProcessRead:
+        """Start to read pieces of `lengths[i]` bytes at `sources[i]` in `process` to `targets[i]` here. The
+        pieces are grouped by region, and each region has one for each of the `rows`. With `parts`, each piece
+        is cut into that many equal parts, and the sum of a row and part is that of `checksum_pieces` over the
+        regions. Up to `at_once` bytes are read in the call. Raises ValueError, with nothing read, as
+        `checksum_pieces` does."""
+    def close(self) -> None:
+        """Cancel what is read, and return when no thread reads. Reads begun afterwards end with ECANCELED,
+        if they are not read in the call."""
+
+def send_pieces(fd: int, addresses: Buffer, lengths: Buffer) -> None:
+    """Send pieces of `lengths[i]` bytes at `addresses[i]` over a connected, blocking socket, in order,
+    without Python's lock. Raises OSError: what the kernel says, BlockingIOError when the socket's time limit
+    passes without progress, TimeoutError when it passes twice with too little. Raises ValueError, with
+    nothing sent, when the buffers differ in length or an address is 0."""
+
+def receive_pieces(fd: int, addresses: Buffer, lengths: Buffer, rows: int, parts: int) -> array[int]:
+    """The inverse, into pieces that are grouped by region as in `ProcessReader.begin`; returns their sums,
+    which are taken while the bytes are in the CPU's cache. Raises OSError also when the other side closes the
+    connection (ECONNRESET), and ValueError, with nothing received, as `ProcessReader.begin` does."""
 
 class PrefixTree:
     """A path-compressed radix tree over chained block names, with owners.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CHECKSUM_SEED = 0x243F6A8885A308D3
 CHECKSUM_FACTOR = 0xD1342543DE82EF95
 CHECKSUM_LANES = 1 << 20
+CHECKSUM_TILE = 1024
 
 _M64 = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -70,7 +71,15 @@ def _words(buffer: Buffer, what: str) -> Words:
 
 
 def _weights(count: int) -> Words:
-    x = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    tiles = -(-count // CHECKSUM_TILE)
+    of_tile = np.ones(max(1, tiles), dtype=np.uint64)
+    of_tile[1:] = _outputs(CHECKSUM_TILE + 1, tiles - 1)
+    found: Words = (of_tile[:, None] * _outputs(1, CHECKSUM_TILE)[None, :]).reshape(-1)[:count]
+    return found
+
+
+def _outputs(first: int, count: int) -> Words:
+    x = np.arange(first, first + max(0, count), dtype=np.uint64) * _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (x ^ (x >> np.uint64(31))) | np.uint64(1)

@@ -22,7 +22,7 @@ from kvasir.ports.tier import KEY_BYTES, TierBlock
 
 Bytes = bytes | bytearray | memoryview
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"KvasirKV"
 FINGERPRINT_BYTES = 16
 # Magic, version, flags, header bytes; fingerprint; key; block hash, parent, payload bytes, payload checksum.

@@ -3,10 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <stdexcept>
 
 #include "bytes/bytes.hpp"
+#include "bytes/process.hpp"
+#include "bytes/sockets.hpp"
 #include "hash.hpp"
 #include "items.hpp"
 #include "index/shadow.hpp"
@@ -61,10 +62,7 @@ py::object checksum_pieces(const py::object &addresses, const py::object &length
 
 py::object checksum_weights(std::size_t count) {
   std::vector<std::uint64_t> weights(count);
-  for (std::size_t at = 0; at < count; at += kvasir::kChecksumLanes) {
-    const std::size_t some = std::min(count - at, kvasir::kChecksumLanes);
-    std::copy_n(kvasir::checksum_weights(some), some, weights.begin() + static_cast<std::ptrdiff_t>(at));
-  }
+  for (std::size_t i = 0; i < count; ++i) weights[i] = kvasir::checksum_weight(i);
   return names_array(weights.data(), weights.size());
 }
 
@@ -189,9 +187,12 @@ PYBIND11_MODULE(_native, m) {
   m.attr("CHECKSUM_SEED") = kvasir::kChecksumSeed;
   m.attr("CHECKSUM_FACTOR") = kvasir::kChecksumFactor;
   m.attr("CHECKSUM_LANES") = kvasir::kChecksumLanes;
+  m.attr("CHECKSUM_TILE") = kvasir::kChecksumTile;
   m.def("copy_pieces", &copy_pieces, py::arg("sources"), py::arg("targets"), py::arg("lengths"));
   m.def("checksum_pieces", &checksum_pieces, py::arg("addresses"), py::arg("lengths"), py::arg("group"));
   m.def("checksum_weights", &checksum_weights, py::arg("count"));
+  kvasir::bind_process(m);
+  kvasir::bind_sockets(m);
   bind_tree(m);
   bind_shadow(m);
   kvasir::bind_framing(m);
