@@ -21,6 +21,7 @@ from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint
 from kvasir_workers.transfer.nixl.landing import DirectLanding, Landing
 from kvasir_workers.transfer.nixl.leases import NixlLeaseTable
 from kvasir_workers.transfer.nixl.pages import PageMemory, PageWriter, page_bytes
+from kvasir_workers.transfer.nixl.processes import Blocks, KernelRead, ProcessId, ProcessReads
 from kvasir_workers.transfer.nixl.receiving import NixlReceiver
 
 BLOCK_BYTES = 1 << 20
@@ -127,6 +128,51 @@ class ScriptedSums:
         self.held.clear()
 
 
+class ScriptedRead(KernelRead):
+    """A read by the kernel; the test ends it."""
+
+    def __init__(self, targets: Sequence[int], parts: int) -> None:
+        self.ended = XferState.RUNNING
+        self.cancelled = False
+        self._found = sums_of(targets, range(parts))
+
+    @property
+    def state(self) -> XferState:
+        return self.ended
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def sums(self) -> Sums:
+        return self._found
+
+
+class ScriptedKernel(ProcessReads):
+    """Reads leases at once, and blocks when the test says so; `refuses`: reaches nobody."""
+
+    def __init__(self) -> None:
+        self.reads: list[ScriptedRead] = []
+        self.refuses = self.gone = self.closed = False
+
+    def reaches(self, process: ProcessId | None, address: int) -> bool:
+        return process is not None and not self.refuses
+
+    def read(self, process: ProcessId, local: Descriptors, remote: Descriptors) -> KernelRead:
+        read = ScriptedRead((), 0)
+        read.ended = XferState.FAILED if self.gone else XferState.DONE
+        for (mine, size, _), (theirs, _, _) in zip(tuples(local), tuples(remote), strict=True):
+            if not self.gone:
+                ctypes.memmove(mine, theirs, size)
+        return read
+
+    def begin(self, process: ProcessId, theirs: Blocks, mine: Blocks, parts: int) -> KernelRead:
+        self.reads.append(ScriptedRead(mine.ids, parts))
+        return self.reads[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
 def sums_of(blocks: Sequence[int], parts: Sequence[int]) -> Sums:
     return np.array([[block + 1000 * part for part in parts] for block in blocks], dtype=np.uint64)
 
@@ -158,13 +204,26 @@ class Bench:
 
     lands: Callable[[Sequence[KvRegion]], Landing] = DirectLanding
 
-    def __init__(self, parts: int = 0, layout: KvLayout = LAYOUT, region: KvRegion = REGION) -> None:
+    def __init__(
+        self,
+        parts: int = 0,
+        layout: KvLayout = LAYOUT,
+        region: KvRegion = REGION,
+        *,
+        kernel: ScriptedKernel | None = None,
+    ) -> None:
         self.now = 0.0
         self.parts = parts
         self.network = Network()
         self.sums = ScriptedSums()
         receiver = NixlReceiver(
-            self.network.make_agent, [region], layout, self.lands([region]), self.sums, now=lambda: self.now
+            self.network.make_agent,
+            [region],
+            layout,
+            self.lands([region]),
+            self.sums,
+            now=lambda: self.now,
+            by_kernel=kernel,
         )
         self.side = PullingSide(receiver)
 
@@ -190,6 +249,7 @@ class Bench:
                 len(pages.bytes),
                 self.parts,
                 LAYOUT,
+                ProcessId("machine", 1),
             )
         )
         text = issue(seal(packed, [SECRET]), lease_id, 1)

@@ -2,7 +2,7 @@
 
 Over UCX's TCP transport, whoever reaches the port of an engine reads and writes the memory of its process,
 with no ticket. So NIXL is chosen where UCX opens no such port: on one machine, over shared memory, and
-between machines with RDMA devices. Elsewhere KV moves over NCCL and gloo, whose ports ask for tickets.
+between machines with RDMA devices. Elsewhere KV moves over NCCL and sockets, whose ports ask for tickets.
 """
 
 from __future__ import annotations

@@ -54,10 +54,10 @@ class TransferSpec(Spec):
     """KV transfer from prefill to decode workers."""
 
     kind: Literal["auto", "nixl", "nccl"] = "auto"
-    """`nixl` reads the memory of the prefill worker: over shared memory on one machine, over RDMA between
-    machines. `nccl` sends between pairs of workers that prove their tickets, with NCCL between GPUs and gloo
-    for KV in host memory. `auto`: `nixl` if `host` is a loopback address or the machine has RDMA devices,
-    otherwise `nccl`."""
+    """`nixl` reads the memory of the prefill worker: by the kernel on one machine, over RDMA between
+    machines. `nccl` sends between pairs of workers that prove their tickets, with NCCL between GPUs and
+    sockets for KV in host memory. `auto`: `nixl` if `host` is a loopback address or the machine has RDMA
+    devices, otherwise `nccl`."""
     nixl: NixlSpec = NixlSpec()
     """Options of `nixl`."""
     host: str = "127.0.0.1"

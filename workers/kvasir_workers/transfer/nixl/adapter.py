@@ -15,11 +15,12 @@ from kvasir_workers.transfer.common.adapter import AgentTransfer
 from kvasir_workers.transfer.common.checksums import block_sums
 from kvasir_workers.transfer.common.lease_keys import Refusals, make_secret, seal
 from kvasir_workers.transfer.common.nics import rdma_ports
-from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, senders_answer
+from kvasir_workers.transfer.nixl.agent import NixlAgent, device_ordinal, kernel_reads, senders_answer
 from kvasir_workers.transfer.nixl.endpoint import VERSION, NixlEndpoint, encode
 from kvasir_workers.transfer.nixl.landing import DirectLanding, StagedLanding
 from kvasir_workers.transfer.nixl.leases import TABLE_BYTES, NixlLeaseTable
 from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes
+from kvasir_workers.transfer.nixl.processes import ProcessReads, this_process
 from kvasir_workers.transfer.nixl.receiving import NixlReceiver
 from kvasir_workers.transfer.nixl.serving import NixlSender
 
@@ -100,7 +101,16 @@ class NixlTransfer(AgentTransfer):
         landing = (StagedLanding if senders_answer(self._host, rdma=bool(rdma_ports())) else DirectLanding)(
             regions
         )
-        receiver = NixlReceiver(self._receiver_agent, regions, layout, landing, received, now=self._now)
+        mine = this_process() if device == "cpu" and kernel_reads(self._host) else None
+        receiver = NixlReceiver(
+            self._receiver_agent,
+            regions,
+            layout,
+            landing,
+            received,
+            now=self._now,
+            by_kernel=None if mine is None else ProcessReads(mine),
+        )
         endpoint = NixlEndpoint(
             VERSION,
             agent.name,
@@ -111,6 +121,7 @@ class NixlTransfer(AgentTransfer):
             len(pages.bytes),
             self._parts,
             layout,
+            mine,
         )
         return sender, receiver, seal(encode(endpoint), [secret])
 

@@ -229,6 +229,13 @@ def _ucx_environment(host: str, *, tcp: bool) -> Iterator[dict[str, str]]:
                 del os.environ[name]
 
 
+def kernel_reads(host: str) -> bool:
+    """Return whether the kernel may read for agents on `host`: within a machine, unless the user has chosen
+    UCX's transports."""
+    with _environment_lock:
+        return is_loopback(host) and _TRANSPORTS not in os.environ
+
+
 def senders_answer(host: str, *, rdma: bool) -> bool:
     """Return whether the sender's process has to answer each read, as over TCP, as far as can be determined.
     Otherwise the reader's kernel moves the bytes (same machine), or RDMA devices, if `rdma` says that there

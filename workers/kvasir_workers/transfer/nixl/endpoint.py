@@ -7,14 +7,16 @@ import msgspec
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion
 from kvasir_workers.transfer.common import ticket
+from kvasir_workers.transfer.nixl.processes import ProcessId
 
-VERSION = 3
+VERSION = 4
 
 
 class NixlEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One serving agent. `metadata` is NIXL's own (connection and memory keys); `leases` and `pages` are the
     addresses of the lease table and of the memory of lease pages, which has `page_bytes` bytes; `parts` is
-    the number of checksums per block, 0 for none."""
+    the number of checksums per block, 0 for none. `process` is whose memory it is, if others of its machine
+    may read it by the kernel."""
 
     version: int
     agent: str
@@ -25,6 +27,7 @@ class NixlEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_bytes: int
     parts: int
     layout: KvLayout
+    process: ProcessId | None = None
 
 
 def encode(endpoint: NixlEndpoint) -> str:

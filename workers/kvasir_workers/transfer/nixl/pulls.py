@@ -17,16 +17,20 @@ from kvasir_workers.transfer.common.pulls import KvShape, PullSpec, PullTimer, c
 from kvasir_workers.transfer.nixl.agent import Descriptors, device_ordinal
 from kvasir_workers.transfer.nixl.endpoint import NixlEndpoint
 from kvasir_workers.transfer.nixl.landing import BATCH_BYTES, ReadTarget
-from kvasir_workers.transfer.nixl.leases import Extent
-from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, Page, page_bytes
+from kvasir_workers.transfer.nixl.leases import Extent, TableEntry
+from kvasir_workers.transfer.nixl.pages import MAX_PAGE_BYTES, Page, PageMemory, page_bytes, parse
+from kvasir_workers.transfer.nixl.processes import KernelRead, ProcessId
 from kvasir_workers.transfer.nixl.runs import Numbers, Runs, merge
+
+ReadHandle = int | KernelRead
+"""Of the agent, or of the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class NixlRead:
     """A read of the pull's blocks number `rows`, all layers, into `place`."""
 
-    handle: int
+    handle: ReadHandle
     rows: slice
     place: ReadTarget
 
@@ -36,7 +40,7 @@ class LeaseReading:
     """A read of the lease and, if its place was known, of its page. `last`: started after the last byte had
     arrived."""
 
-    handle: int
+    handle: ReadHandle
     page: Extent | None
     last: bool
 
@@ -46,7 +50,7 @@ class NixlPull:
     """`key` is that of the lease. `ids` are the known source blocks, for the first of `targets`. `page` is
     the location of the lease's page at the sender, `place` the local copy; `looked_in` is the poll of the
     last lease read. `batches` are rows still to be read; `copies` are completed reads that are being copied
-    to the blocks."""
+    to the blocks. `process` is the sender's, if the kernel reads it."""
 
     wanted: PullSpec
     endpoint: NixlEndpoint
@@ -54,6 +58,7 @@ class NixlPull:
     timer: PullTimer
     block_bytes: int
     slot: int
+    process: ProcessId | None = None
     ids: list[int] = field(default_factory=list)
     batches: deque[slice] = field(default_factory=deque)
     reads: list[NixlRead] = field(default_factory=list)
@@ -117,6 +122,33 @@ def learn(pull: NixlPull, ids: Sequence[int]) -> None:
         edges = range(begin, len(wanted), step)
         pull.batches.extend(slice(at, min(at + step, len(wanted))) for at in edges)
         pull.timer.restart()
+
+
+def take_in(pull: NixlPull, look: LeaseReading, found: TableEntry, pages: PageMemory) -> None:
+    """Process the entry of a live lease, and its page in `pages` if it was read."""
+    pull.grant = found.grant
+    if found.page is None:
+        pull.good = look.last
+        if not pull.known:
+            pull.failure = ("io", "the sender had no page for blocks completed after the ticket")
+        return
+    size = page_bytes(pull.wanted.offer.total, pull.endpoint.parts)
+    if found.page.size != size or found.page.offset + size > pull.endpoint.page_bytes:
+        pull.failure = ("layout", f"the lease's page has {found.page.size} bytes, not {size}")
+        return
+    pull.page = found.page
+    if look.page is None or pull.place is None:
+        return
+    page = parse(pages.view(pull.place), pull.wanted.offer.lease_id, pull.wanted.offer.fence)
+    if page is None:
+        return
+    try:
+        learn(pull, page.ids)
+    except TransferError as error:
+        pull.failure = ("layout", error.message)
+        return
+    if look.last and len(page.ids) >= pull.wanted.first + len(pull.wanted.targets):
+        pull.good, pull.theirs = True, page
 
 
 def descriptors(pull: NixlPull, rows: slice, place: ReadTarget) -> tuple[Descriptors, Descriptors]:

@@ -28,23 +28,25 @@ import numpy.typing as npt
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir.ports.transfer import KvRegion, PullFailed, PullSucceeded
-from kvasir_workers.transfer.common.checksums import BlockSums
+from kvasir_workers.transfer.common.checksums import BlockSums, known
 from kvasir_workers.transfer.common.leases import LeaseState, refusal
 from kvasir_workers.transfer.common.pulls import PullSpec, PullTimer, shape_of
 from kvasir_workers.transfer.nixl import leases
 from kvasir_workers.transfer.nixl.agent import NixlAgent, XferState
 from kvasir_workers.transfer.nixl.landing import Landing
-from kvasir_workers.transfer.nixl.leases import TableEntry
-from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes, page_bytes, parse
+from kvasir_workers.transfer.nixl.pages import PageMemory, memory_bytes
 from kvasir_workers.transfer.nixl.peers import Peers
+from kvasir_workers.transfer.nixl.processes import Blocks, KernelRead, ProcessReads
 from kvasir_workers.transfer.nixl.pulls import (
     LeaseReading,
     NixlPull,
     NixlRead,
+    ReadHandle,
     check,
     descriptors,
     difference,
     learn,
+    take_in,
 )
 from kvasir_workers.transfer.nixl.serving import PulledNotice
 
@@ -56,7 +58,7 @@ MAX_LEFT = MAX_PULLS // 2
 
 class NixlReceiver:
     """Running pulls over one NIXL agent, which is replaced when a pull cannot be stopped otherwise. `sums`
-    verifies received blocks; None disables verification."""
+    verifies received blocks; None disables verification. `by_kernel` reads senders that it reaches."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class NixlReceiver:
         sums: BlockSums | None,
         *,
         now: Callable[[], float],
+        by_kernel: ProcessReads | None = None,
     ) -> None:
         self._make_agent = make_agent
         self._shape = shape_of(regions, layout)
@@ -74,6 +77,7 @@ class NixlReceiver:
         self._landing = landing
         self._sums = sums
         self._now = now
+        self._by_kernel = by_kernel
         self._buckets: npt.NDArray[Any] = np.zeros((MAX_PULLS, leases.BUCKET_BYTES), dtype=np.uint8)
         self._pages = PageMemory(memory_bytes(regions[0].blocks, 2))
         self._slots = list(range(MAX_PULLS))
@@ -98,6 +102,8 @@ class NixlReceiver:
             endpoint, key = self._peers.endpoint(wanted.offer.endpoint)
             size = check(wanted, endpoint, self._shape)
             pull = NixlPull(wanted, endpoint, key, timer, size, self._slots[-1])
+            if self._by_kernel is not None and self._by_kernel.reaches(endpoint.process, endpoint.leases):
+                pull.process = endpoint.process
             learn(pull, wanted.offer.blocks)
         except TransferError as error:
             self._ended.append(wanted.failed("layout", error.message))
@@ -124,6 +130,8 @@ class NixlReceiver:
     def close(self) -> list[PullSucceeded | PullFailed]:
         """Fail the running pulls. Return the pulls that ended since the last poll."""
         self._agent.close()
+        if self._by_kernel is not None:
+            self._by_kernel.close()
         self._landing.close()
         if self._sums is not None:
             self._sums.close()
@@ -158,13 +166,17 @@ class NixlReceiver:
         """Start to copy completed reads while the rest is read."""
         running = []
         for read in pull.reads:
+            if pull.failure is not None and isinstance(read.handle, KernelRead):
+                read.handle.cancel()
             # Completing a read into the blocks themselves takes no time.
             waits = self._landing.slots and pull.failure is None and self._now() >= until
             if waits or self._settled(pull, read.handle) is None:
                 running.append(read)
                 continue
             self._steps += 1
-            if pull.failure is None:
+            if pull.failure is None and isinstance(read.handle, KernelRead):
+                pull.sums += [(read.rows, known(read.handle.sums()))] if self._checks(pull) else []
+            elif pull.failure is None:
                 copy = self._landing.copy_on(read.place, pull.wanted.targets[read.rows], pull.wanted.target)
                 pull.copies.append((read, copy))
             else:
@@ -195,13 +207,14 @@ class NixlReceiver:
                 self._give_back(pull)
         self._left = [pull for pull in self._left if pull.in_flight]
 
-    def _settled(self, pull: NixlPull, handle: int) -> XferState | None:
+    def _settled(self, pull: NixlPull, handle: ReadHandle) -> XferState | None:
         """Return how a read ended, or None while it runs. A failed read fails the pull and marks the peer as
         broken."""
-        state = self._agent.state(handle)
+        state = handle.state if isinstance(handle, KernelRead) else self._agent.state(handle)
         if state is XferState.RUNNING:
             return None
-        self._agent.release(handle)
+        if not isinstance(handle, KernelRead):
+            self._agent.release(handle)
         if state is XferState.FAILED:
             self._peers.broke_off(pull.endpoint.agent)
             pull.failure = pull.failure or ("io", f"the connection to agent {pull.endpoint.agent} broke")
@@ -226,6 +239,11 @@ class NixlReceiver:
         place = self._landing.take(peer, pull.wanted.targets[rows], pull.wanted.target)
         if place is None:
             return None
+        if self._by_kernel is not None and pull.process is not None:
+            theirs = Blocks(pull.endpoint.regions, pull.ids[rows], pull.wanted.source)
+            mine = Blocks(place.regions, place.targets, place.part)
+            parts = pull.sub_parts if self._checks(pull) else 0
+            return NixlRead(self._by_kernel.begin(pull.process, theirs, mine, parts), rows, place)
         try:
             handle = self._agent.read(peer, *descriptors(pull, rows, place), self._device)
         except TransferError:
@@ -263,7 +281,11 @@ class NixlReceiver:
             local.append((self._pages.address + pull.place.offset, pull.place.size, 0))
             remote.append((pull.endpoint.pages + pull.page.offset, pull.page.size, 0))
         mine, theirs = np.array(local, dtype=np.uint64), np.array(remote, dtype=np.uint64)
-        handle = self._agent.read(pull.endpoint.agent, mine, theirs, "cpu")
+        handle: ReadHandle
+        if self._by_kernel is not None and pull.process is not None:
+            handle = self._by_kernel.read(pull.process, mine, theirs)
+        else:
+            handle = self._agent.read(pull.endpoint.agent, mine, theirs, "cpu")
         pull.looked_in = self._polls
         self._steps += 1
         pull.look = LeaseReading(handle, pull.page if pull.place is not None else None, pull.arrived)
@@ -283,36 +305,10 @@ class NixlReceiver:
             pull.failure = refusal(found.state, pull.wanted.offer.lease_id)
         elif found.state is LeaseState.LIVE:
             before = pull.page, len(pull.ids), pull.good
-            self._take_in(pull, look, found)
+            take_in(pull, look, found, self._pages)
             if before != (pull.page, len(pull.ids), pull.good):
                 pull.looked_in = -1
         # An absent lease is looked up again until the deadline: a ticket may arrive before its offer is made.
-
-    def _take_in(self, pull: NixlPull, look: LeaseReading, found: TableEntry) -> None:
-        """Process the entry of a live lease, and its page if it was read."""
-        pull.grant = found.grant
-        if found.page is None:
-            pull.good = look.last
-            if not pull.known:
-                pull.failure = ("io", "the sender had no page for blocks completed after the ticket")
-            return
-        size = page_bytes(pull.wanted.offer.total, pull.endpoint.parts)
-        if found.page.size != size or found.page.offset + size > pull.endpoint.page_bytes:
-            pull.failure = ("layout", f"the lease's page has {found.page.size} bytes, not {size}")
-            return
-        pull.page = found.page
-        if look.page is None or pull.place is None:
-            return
-        page = parse(self._pages.view(pull.place), pull.wanted.offer.lease_id, pull.wanted.offer.fence)
-        if page is None:
-            return
-        try:
-            learn(pull, page.ids)
-        except TransferError as error:
-            pull.failure = ("layout", error.message)
-            return
-        if look.last and len(page.ids) >= pull.wanted.first + len(pull.wanted.targets):
-            pull.good, pull.theirs = True, page
 
     def _judge(self, pull: NixlPull) -> None:
         """End a pull whose bytes have arrived, if the lease was live afterwards and the checksums agree."""
@@ -354,7 +350,7 @@ class NixlReceiver:
             lost = sum(len(pull.reads) for pull in self._left)
             self._fencing = lost >= slots or len(self._left) >= MAX_LEFT
         else:
-            late = [p for p in self._pulls.values() if p.in_flight and p.timer.late]
+            late = [p for p in self._pulls.values() if p.in_flight and p.timer.late and p.process is None]
             self._fencing = bool(late)
         if not self._fencing or any(p.in_flight and p not in late for p in self._pulls.values()):
             return
