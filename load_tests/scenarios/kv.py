@@ -91,7 +91,7 @@ def shm(stack: ExitStack, folder: Path) -> list[Entry]:
 
 def tcp(stack: ExitStack, folder: Path) -> list[Entry]:
     """Two processes over sockets on the loopback interface."""
-    gloo = "nccl adapter, gloo"
+    sent = "nccl adapter, socket"
     return [
         Entry(RawTcp(RAW, stack), note="one piece of memory on both sides"),
         Entry(BareNixl(f"{BARE}, TCP", stack, merged=True, env=UCX_TCP), RAW),
@@ -101,8 +101,8 @@ def tcp(stack: ExitStack, folder: Path) -> list[Entry]:
             f"{BARE}, TCP",
             note="as an idle engine polls it",
         ),
-        Entry(_gloo(gloo, stack, checksum=False), RAW, ratio=0.7),
-        Entry(_gloo(f"{gloo}, checksum", stack, checksum=True), RAW, default=True, note="the default"),
+        Entry(_sent(sent, stack, checksum=False), RAW, ratio=0.7),
+        Entry(_sent(f"{sent}, checksum", stack, checksum=True), RAW, default=True, note="the default"),
     ]
 
 
@@ -151,7 +151,7 @@ def _nixl(
     return Adapter(name, stack, "nixl", checksum=checksum, nap_s=nap_s, env=env or {})
 
 
-def _gloo(name: str, stack: ExitStack, *, checksum: bool) -> Adapter:
+def _sent(name: str, stack: ExitStack, *, checksum: bool) -> Adapter:
     # The tier's threads do the work: a busy polling loop would hold the interpreter lock.
     return Adapter(name, stack, "nccl", checksum=checksum, nap_s=ENGINE_NAP_S, env={})
 

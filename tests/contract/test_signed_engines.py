@@ -28,7 +28,7 @@ def first_event(peer: ProcessPeer) -> TransferEvent:
 
 
 @pytest.mark.parametrize("key", [make_key(), ""], ids=["another key", "one node"])
-def test_engines_with_keys_of_their_own_exchange_kv_over_gloo(key: str) -> None:
+def test_engines_with_keys_of_their_own_exchange_kv(key: str) -> None:
     pytest.importorskip("torch")
     assert cannot_sign() is None
     with ExitStack() as ends:

@@ -1,5 +1,5 @@
 """Contract of transfers: the in-memory fake, and between two processes NIXL and the NCCL adapter, which uses
-gloo here."""
+sockets here."""
 
 from __future__ import annotations
 

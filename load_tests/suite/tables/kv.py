@@ -25,8 +25,8 @@ _TCP = (
     "NIXL alone, TCP",
     "NIXL adapter, TCP",
     "NIXL adapter, TCP, checksum",
-    "nccl adapter, gloo",
-    "nccl adapter, gloo, checksum",
+    "nccl adapter, socket",
+    "nccl adapter, socket, checksum",
 )
 _TIERS = (
     _MEMCPY,

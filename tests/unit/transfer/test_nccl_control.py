@@ -201,3 +201,18 @@ def _receive(control: Control) -> None:
 def test_an_answer_that_does_not_come_is_waited_for_until_the_deadline(ends: Ends) -> None:
     with pytest.raises(TransferError, match="did not answer"):
         ends.first.receive(time.monotonic() + 0.05)
+
+
+def test_a_connection_is_waited_for_as_long_as_the_other_side_is_there(ends: Ends) -> None:
+    mine, theirs = ends.first, ends.second
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs.send(PairProven())
+        assert not mine.comes_to(listener, soon())
+        assert mine.take() == [PairProven()]
+        with socket.create_connection(listener.getsockname()):
+            assert mine.comes_to(listener, soon())
+            listener.accept()[0].close()
+        with pytest.raises(TransferError, match="did not connect"):
+            mine.comes_to(listener, time.monotonic())
+        theirs.close()
+        assert not mine.comes_to(listener, soon())

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,20 +22,15 @@ static const char *const TORCH = "libtorch_cpu.";
 static const char *const ZMQ = "libzmq";
 static const char *const VARIABLE = "KVASIR_ENGINE_KEY";
 
-/* How many transfers of KV to other engines, which have keys of their own, connect at the moment. */
-static atomic_int unsigned_torch = 0;
-
-__attribute__((visibility("default"))) void kvasir_leave_torch_unsigned(int more) {
-    atomic_fetch_add(&unsigned_torch, more);
-}
+/* Shows that the library is loaded. */
+__attribute__((visibility("default"))) const int kvasir_signs_sockets = 1;
 
 static int signs_for(const void *caller) {
     Dl_info from;
     if (!dladdr(caller, &from) || from.dli_fname == NULL) return 0;
     const char *name = strrchr(from.dli_fname, '/');
     name = name == NULL ? from.dli_fname : name + 1;
-    if (strncmp(name, ZMQ, strlen(ZMQ)) == 0) return 1;
-    return strncmp(name, TORCH, strlen(TORCH)) == 0 && atomic_load(&unsigned_torch) == 0;
+    return strncmp(name, ZMQ, strlen(ZMQ)) == 0 || strncmp(name, TORCH, strlen(TORCH)) == 0;
 }
 
 static const char *engine_key(void) {

@@ -70,4 +70,4 @@ def cannot_sign(library: Path = LIBRARY) -> tuple[str, str] | None:
 
 def is_loaded() -> bool:
     """Return whether this process was started with the library."""
-    return hasattr(ctypes.CDLL(None), "kvasir_leave_torch_unsigned")
+    return hasattr(ctypes.CDLL(None), "kvasir_signs_sockets")

@@ -49,9 +49,11 @@ def known(sums: Sums) -> PendingSums:
 
 
 class HostSums:
-    """BlockSums over host memory. Up to INLINE_BYTES are summed in the call, more on one thread."""
+    """BlockSums over host memory. Up to INLINE_BYTES are summed in the call, more on one thread, unless the
+    caller `waits` for them in any case."""
 
-    def __init__(self, regions: Sequence[KvRegion]) -> None:
+    def __init__(self, regions: Sequence[KvRegion], *, waits: bool = False) -> None:
+        self._waits = waits
         self._bases = np.array([region.address for region in regions], dtype=np.uint64)
         self._strides = np.array([region.block_bytes for region in regions], dtype=np.uint64)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="kv-sums")
@@ -60,7 +62,7 @@ class HostSums:
         """See BlockSums."""
         if not parts or not blocks:
             return known(np.zeros((len(blocks), parts), dtype=np.uint64))
-        if len(blocks) * int(self._strides.sum()) // part.of <= INLINE_BYTES:
+        if self._waits or len(blocks) * int(self._strides.sum()) // part.of <= INLINE_BYTES:
             return known(self._sum(blocks, parts, part))
         return self._executor.submit(self._sum, tuple(blocks), parts, part)
 
@@ -82,11 +84,12 @@ class HostSums:
         return np.frombuffer(sums, dtype=np.uint64).reshape(len(blocks), parts)
 
 
-def block_sums(regions: Sequence[KvRegion], *, after_compute: bool) -> BlockSums:
+def block_sums(regions: Sequence[KvRegion], *, after_compute: bool, waits: bool = False) -> BlockSums:
     """Return BlockSums for the device of the regions. `after_compute`: on a GPU, first wait for the work
-    queued on the calling thread's stream; required for offered blocks, not for pulled ones."""
+    queued on the calling thread's stream; required for offered blocks, not for pulled ones. `waits`: sums of
+    host memory are made in the call."""
     if regions[0].device == "cpu":
-        return HostSums(regions)
+        return HostSums(regions, waits=waits)
     from kvasir_workers.transfer.common.cuda_sums import CudaSums  # imports torch
 
     return CudaSums(regions, after_compute=after_compute)

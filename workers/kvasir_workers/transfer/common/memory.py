@@ -2,14 +2,14 @@
 staging.
 
 A batch of blocks is a sequence of pieces: the parts of all its blocks in the first region, then in the
-second, and so on. A chunk is a range of that sequence. A chunk that is contiguous in memory, as neighbouring
-blocks are, is sent from and received into the KV itself; others go through a staging buffer.
+second, and so on. A chunk is a range of that sequence. Host memory is sent from and received into where it
+is; memory of GPUs goes through a staging buffer.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -19,11 +19,14 @@ import torch
 
 from kvasir.native import copy_pieces
 from kvasir.ports.transfer import BlockPart, KvRegion
+from kvasir_workers.transfer.common.checksums import Sums
 
 CHUNK_BYTES = 4 << 20
 """Maximum size of a chunk; a single longer piece is one chunk."""
 DIRECT_BYTES = 512 << 10
 """Contiguous ranges of at least this size form chunks of their own; shorter ones are combined."""
+
+Words = npt.NDArray[np.uint64]
 
 Stretch = tuple[int, int]
 """A range of pieces of a batch: first number, and end number (exclusive)."""
@@ -45,9 +48,8 @@ class CopyBatch(Protocol):
         """Return the size of a range in bytes."""
         ...
 
-    def direct(self, stretch: Stretch) -> Any | None:
-        """Return the KV itself as a uint8 tensor if the range can be sent or received without staging, else
-        None."""
+    def direct(self, stretch: Stretch) -> HostPieces | None:
+        """Return the KV itself if the range can be sent or received without staging, else None."""
         ...
 
     def gather(self, stretch: Stretch, staging: Any) -> None:
@@ -71,6 +73,23 @@ class Memory(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class HostPieces:
+    """A range of a batch in host memory: pieces by address and length, grouped by region, `rows` in each
+    region. A link that receives them sums each row in `parts`, if there are any, into `sums`."""
+
+    at: Words
+    lengths: Words
+    rows: int
+    parts: int = 0
+    sums: Sums | None = None
+
+    @classmethod
+    def of(cls, tensor: Any) -> HostPieces:
+        """Return the memory of a contiguous uint8 tensor, which must outlive them."""
+        return cls(np.array([tensor.data_ptr()], np.uint64), np.array([tensor.numel()], np.uint64), 1)
+
+
 class HostKvMemory:
     """Memory in host memory."""
 
@@ -83,7 +102,7 @@ class HostKvMemory:
         lengths = self._strides // np.uint64(part.of)
         starts = (self._bases + lengths * np.uint64(part.index))[:, None]
         at = starts + self._strides[:, None] * np.asarray(blocks, dtype=np.uint64)[None, :]
-        return HostBatch(at.ravel(), np.repeat(lengths, len(blocks)))
+        return HostBatch(at.ravel(), np.repeat(lengths, len(blocks)), len(blocks))
 
     def staging(self, size: int) -> Any:
         """See Memory."""
@@ -91,13 +110,13 @@ class HostKvMemory:
 
 
 class HostBatch:
-    """CopyBatch of pieces given by address and length."""
+    """CopyBatch of pieces given by address and length, `rows` in each region."""
 
-    def __init__(self, at: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64]) -> None:
+    def __init__(self, at: Words, lengths: Words, rows: int) -> None:
         self._at = at
         self._lengths = lengths
+        self._rows = rows
         self._ends = row_ends(lengths)
-        self._breaks = np.flatnonzero(at[1:] != at[:-1] + lengths[:-1]) + 1
 
     @property
     def pieces(self) -> int:
@@ -106,20 +125,17 @@ class HostBatch:
 
     def chunks(self) -> list[Stretch]:
         """See CopyBatch."""
-        return cut(self._ends, [0, *self._breaks.tolist(), self.pieces])
+        return [(0, self.pieces)]
 
     def size(self, stretch: Stretch) -> int:
         """See CopyBatch."""
         return int(self._ends[stretch[1]] - self._ends[stretch[0]])
 
-    def direct(self, stretch: Stretch) -> Any | None:
+    def direct(self, stretch: Stretch) -> HostPieces:
         """See CopyBatch."""
-        start, stop = stretch
-        following = int(np.searchsorted(self._breaks, start, side="right"))
-        if following < len(self._breaks) and self._breaks[following] < stop:
-            return None
-        memory = (ctypes.c_uint8 * self.size(stretch)).from_address(int(self._at[start]))
-        return torch.frombuffer(memory, dtype=torch.uint8)
+        at, lengths = self._pieces(stretch)
+        whole = stretch == (0, self.pieces)
+        return HostPieces(at, lengths, self._rows if whole else len(at))
 
     def gather(self, stretch: Stretch, staging: Any) -> None:
         """See CopyBatch."""
@@ -131,22 +147,22 @@ class HostBatch:
         kv, lengths = self._pieces(stretch)
         copy_pieces(self._staged(stretch, staging).data, kv.data, lengths.data)
 
-    def _pieces(self, stretch: Stretch) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    def _pieces(self, stretch: Stretch) -> tuple[Words, Words]:
         start, stop = stretch
         return self._at[start:stop], self._lengths[start:stop]
 
-    def _staged(self, stretch: Stretch, staging: Any) -> npt.NDArray[np.uint64]:
+    def _staged(self, stretch: Stretch, staging: Any) -> Words:
         start, stop = stretch
         staged = np.uint64(staging.data_ptr()) + (self._ends[start:stop] - self._ends[start])
         return np.asarray(staged, dtype=np.uint64)
 
 
-def row_ends(lengths: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def row_ends(lengths: Words) -> Words:
     """Return the offset of each piece within the batch, followed by the batch's total size."""
     return np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(lengths, dtype=np.uint64)))
 
 
-def cut(ends: npt.NDArray[np.uint64], bounds: Sequence[int]) -> list[Stretch]:
+def cut(ends: Words, bounds: Sequence[int]) -> list[Stretch]:
     """Return a batch's chunks. `bounds` are the numbers of the pieces before which memory is not contiguous,
     and the batch's two ends."""
     chunks: list[Stretch] = []
@@ -166,7 +182,7 @@ def cut(ends: npt.NDArray[np.uint64], bounds: Sequence[int]) -> list[Stretch]:
     return chunks
 
 
-def _cut_one(chunks: list[Stretch], ends: npt.NDArray[np.uint64], start: int, last: int) -> int:
+def _cut_one(chunks: list[Stretch], ends: Words, start: int, last: int) -> int:
     room = int(np.searchsorted(ends, ends[start] + np.uint64(CHUNK_BYTES), side="right")) - 1
     stop = max(start + 1, min(last, room))
     chunks.append((start, stop))

@@ -1,1 +1,1 @@
-"""The NCCL adapter of the transfer port: torch.distributed between pairs of workers, gloo without a GPU."""
+"""The NCCL adapter of the transfer port: NCCL between pairs of workers, sockets without a GPU."""

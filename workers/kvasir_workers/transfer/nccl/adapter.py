@@ -1,4 +1,4 @@
-"""`KvTransfer` over torch.distributed: NCCL between GPUs, gloo for KV in host memory.
+"""`KvTransfer` by sending: over NCCL between GPUs, over sockets for KV in host memory.
 
 Every agent serves and pulls. No call of the port waits for a peer: that is done by one thread per peer and
 direction.
@@ -43,7 +43,7 @@ class NcclTransfer(AgentTransfer):
             device=device.partition(":")[0],
             shape=shape_of(regions, layout),
             memory=memory_of(regions),
-            sums=block_sums(regions, after_compute=False),
+            sums=block_sums(regions, after_compute=False, waits=True),
             compares=self._parts > 0,
             fabric=Fabric(self._host, device),
             now=self._now,

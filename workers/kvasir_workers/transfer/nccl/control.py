@@ -206,6 +206,19 @@ class Control:
                 return messages
             self._ready(select.POLLIN, deadline_s)
 
+    def comes_to(self, listener: socket.socket, deadline_s: float) -> bool:
+        """Wait until a connection comes to the listener, or something to read to this one. Return whether it
+        is the former. Raise TransferError when stopped or past the deadline."""
+        poller = select.poll()
+        for each in (listener, self._socket, self._waker):
+            poller.register(each, select.POLLIN)
+        found = dict(poller.poll(1000 * max(deadline_s - self._now(), 0.0)))
+        if self._waker.stopped:
+            raise TransferError("this agent ended the connection")
+        if not found:
+            raise TransferError("the other side did not connect before the deadline")
+        return listener.fileno() in found
+
     def close(self) -> None:
         """Close the connection. The waker's owner closes the waker."""
         self._socket.close()

@@ -12,7 +12,7 @@ from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
 from kvasir_workers.transfer.common import ticket
 
-VERSION = 3
+VERSION = 4
 
 
 class NcclEndpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

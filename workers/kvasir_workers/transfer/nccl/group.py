@@ -1,4 +1,4 @@
-"""Process groups of two ranks, one for each pair of agents: torch.distributed with NCCL or gloo.
+"""The link of a pair of agents: a process group of two ranks with NCCL between GPUs, otherwise a socket.
 
 A single group of all workers would end with its first member. A group of two is created when a pair first
 connects and ends with either side; the default group remains the engine's. Its store is relayed over the
@@ -21,17 +21,9 @@ import torch
 from torch import distributed
 
 from kvasir.core.errors import TransferError
-from kvasir_workers.transfer.common.other_engines import connecting_to_other_engines
+from kvasir_workers.transfer.nccl.sockets import LINK_TIMEOUT_S, SERVER, StoreRelay, connect
 
-SERVER, PULLER = 0, 1
-LINK_TIMEOUT_S = 60.0
-"""A message that the other side announced but does not send within this time ends the group. Pulls have their
-own deadlines; this one covers chunks of abandoned pulls."""
-GLOO_CONNECT_S = 10.0
-"""Limit for gloo's connections of a new group: nothing else ends the wait for a side that left meanwhile."""
-GLOO_CONNECT_TIMEOUTS = 5
-"""gloo waits for a connection this many times the timeout of its context (gloo, transport/tcp/pair.cc)."""
-ABORT_TAG = 1 << 20
+PULLER = 1
 NCCL_PAUSE_S = 0.00005
 NCCL_ENVIRONMENT = {
     # NCCL's watchdog ends the whole process when a peer dies, unless it is configured to only clean up.
@@ -39,18 +31,6 @@ NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
 _environment_lock = threading.Lock()
-
-
-class StoreRelay(Protocol):
-    """The part of the control connection that a store uses. Both methods may raise TransferError."""
-
-    def put(self, key: str, value: bytes) -> None:
-        """Send a key to the other side."""
-        ...
-
-    def next(self) -> tuple[str, bytes]:
-        """Wait for the next key from the other side."""
-        ...
 
 
 class RelayedStore(distributed.Store):  # type: ignore[misc]
@@ -128,21 +108,12 @@ class NcclGroupLink(Protocol):
 
 
 class Fabric:
-    """State shared by one agent's groups. `device` is "cpu" or "cuda:N"; gloo binds only `host`."""
+    """State shared by one agent's links. `device` is "cpu" or "cuda:N"; servers listen only on `host`."""
 
     def __init__(self, host: str, device: str) -> None:
         self._device = device
         self._host = host
-        self._gloo_device: Any = None
-        if device == "cpu":
-            if not distributed.is_gloo_available():
-                raise TransferError("this build of torch has no gloo")
-            try:
-                with connecting_to_other_engines():
-                    self._gloo_device = distributed.ProcessGroupGloo.create_device(hostname=host)
-            except RuntimeError as error:
-                raise TransferError(f"gloo cannot bind {host}: {error}") from error
-        elif not distributed.is_nccl_available():
+        if device != "cpu" and not distributed.is_nccl_available():
             raise TransferError(f"KV is on {device}, but this build of torch has no NCCL")
 
     def tensor(self, data: bytes) -> Any:
@@ -151,10 +122,10 @@ class Fabric:
 
     def link(self, rank: int, relay: StoreRelay) -> NcclGroupLink:
         """Connect to the other side. Raise TransferError."""
+        if self._device == "cpu":
+            return connect(rank, self._host, relay)
         store = RelayedStore(relay)
         try:
-            if self._device == "cpu":
-                return GlooLink(store, rank, self._gloo_device)
             return NcclLink(store, rank, self._device)
         except RuntimeError as error:
             raise TransferError(
@@ -162,62 +133,6 @@ class Fabric:
             ) from error
         finally:
             store.close()
-
-
-class GlooLink:
-    """See NcclGroupLink. gloo closes all connections of a group when a wait times out.
-
-    When a connection breaks, gloo drops the receive in progress and all started sends, and a wait for one of
-    them never returns. So each tensor is followed by an empty message, which is waited for first because it
-    is never partly received; and a send is waited for only after the other side confirmed its arrival.
-    """
-
-    def __init__(self, store: RelayedStore, rank: int, device: Any) -> None:
-        options = distributed.ProcessGroupGloo._Options()
-        options._devices = [device]
-        options._threads = 1
-        options._timeout = timedelta(seconds=GLOO_CONNECT_S / GLOO_CONNECT_TIMEOUTS)
-        self._other = 1 - rank
-        self._lock = threading.Lock()
-        self._nothing = torch.empty(0, dtype=torch.uint8)
-        with connecting_to_other_engines():
-            self._group: Any = distributed.ProcessGroupGloo(store, rank, 2, options)
-
-    def send(self, tensor: Any, tag: int) -> Any:
-        """See NcclGroupLink."""
-        with _translated():
-            data = self._group.send([tensor], self._other, 2 * tag)
-            return data, self._group.send([self._nothing], self._other, 2 * tag + 1)
-
-    def receive(self, tensor: Any, tag: int) -> Any:
-        """See NcclGroupLink."""
-        with _translated():
-            data = self._group.recv([tensor], self._other, 2 * tag)
-            return data, self._group.recv([self._nothing], self._other, 2 * tag + 1)
-
-    def finish(self, work: Any, limit_s: float = LINK_TIMEOUT_S) -> None:
-        """See NcclGroupLink."""
-        data, end = work
-        with _translated():
-            end.wait(timedelta(seconds=limit_s))
-            data.wait(timedelta(seconds=limit_s))
-
-    def abort(self) -> None:
-        """See NcclGroupLink. An unanswered receive times out, which ends the group's connections."""
-        with self._lock:
-            if self._group is None:
-                return
-            never = torch.empty(1, dtype=torch.uint8)
-            try:
-                self._group.recv([never], self._other, ABORT_TAG).wait(timedelta(milliseconds=1))
-            except RuntimeError:
-                return
-
-    def close(self) -> None:
-        """See NcclGroupLink."""
-        self.abort()
-        with self._lock:
-            self._group = None
 
 
 class NcclLink:
@@ -288,6 +203,6 @@ def _translated() -> Iterator[None]:
 
 
 def _gist(error: Exception) -> str:
-    """Return the error's core text: gloo puts its source line before it, and advice behind it."""
+    """Return the error's core text, without the advice behind it."""
     text = str(error).partition("\n")[0].partition(". ")[0]
-    return text.partition(".cc:")[2].partition("] ")[2] or text or type(error).__name__
+    return text or type(error).__name__

@@ -1,19 +1,21 @@
-"""Connection setup of two agents: the greeting on the control connection, then a process group over it.
+"""Connection setup of two agents: the greeting on the control connection, then a link over it.
 
 Both sides run the same steps, except for which one proves its key first, and have one deadline for what the
-control connection carries. The ports of gloo and NCCL let anyone connect, so each side also proves over the
+control connection carries. The data ports let anyone connect, so each side also proves over the
 group itself, within GREETING_S, that it is the one of the greeting. No block is sent before.
 """
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 
 from kvasir.core.errors import TransferError
 from kvasir_workers.transfer.common.lease_keys import MAC_BYTES, same
 from kvasir_workers.transfer.nccl.control import Control, Greeting, LeaseClaim
-from kvasir_workers.transfer.nccl.group import PULLER, SERVER, Fabric, NcclGroupLink
+from kvasir_workers.transfer.nccl.group import PULLER, Fabric, NcclGroupLink
 from kvasir_workers.transfer.nccl.messages import Message, PairProven, StorePut
+from kvasir_workers.transfer.nccl.sockets import SERVER
 
 GREETING_S = 10.0
 PROOF_TAG = 0
@@ -50,6 +52,10 @@ class _Relay:
             self.hear()
         found = self.keys.pop(0)
         return found.key, found.value
+
+    def await_connection(self, listener: socket.socket) -> None:
+        while not self.control.comes_to(listener, self.deadline_s):
+            self.hear()
 
     def wait_for_proven(self) -> None:
         """Wait until the puller has authenticated this side."""

@@ -15,10 +15,12 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import PullFailed, PullSucceeded
-from kvasir_workers.transfer.common.checksums import Sums, describe_difference
-from kvasir_workers.transfer.common.memory import CopyBatch, Stretch
+from kvasir_workers.transfer.common.checksums import LANE_BYTES, Sums, describe_difference, known
+from kvasir_workers.transfer.common.memory import CopyBatch, HostPieces, Stretch
 from kvasir_workers.transfer.common.pulls import PullSpec, PullTimer
 from kvasir_workers.transfer.nccl.local import Local
 
@@ -47,6 +49,7 @@ class NcclPull:
         self._lock = threading.Lock()
         self._late = False
         self._direct = 0
+        self._arriving: HostPieces | None = None
         self._batch: CopyBatch | None = None
         self._blocks: Stretch = (0, 0)
         self._theirs: Sums | None = None
@@ -83,6 +86,11 @@ class NcclPull:
         with self._lock:
             direct = None if self.over else batch.direct(stretch)
             self._direct += direct is not None
+        self._arriving = direct
+        parts = 0 if self._theirs is None else self._theirs.shape[1]
+        # Otherwise the batch is summed when all of it has come.
+        if direct is not None and stretch == (0, batch.pieces) and parts:
+            direct.parts = 0 if (direct.lengths % np.uint64(LANE_BYTES * parts)).any() else parts
         return direct, batch.size(stretch)
 
     def store(self, stretch: Stretch, staged: Any | None) -> None:
@@ -101,7 +109,9 @@ class NcclPull:
         if self._stored == batch.pieces:
             first, end = self._blocks
             blocks = self.wanted.targets[first:end]
-            mine = self._local.sums.begin(blocks, theirs.shape[1], self.wanted.target)
+            summed = None if self._arriving is None else self._arriving.sums
+            begin = self._local.sums.begin
+            mine = begin(blocks, theirs.shape[1], self.wanted.target) if summed is None else known(summed)
             self._summing.append((first, mine, theirs))
 
     def succeed(self) -> bool:

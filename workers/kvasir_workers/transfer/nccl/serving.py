@@ -24,7 +24,7 @@ from kvasir_workers.transfer.common.pulls import part_bytes
 from kvasir_workers.transfer.nccl.control import Control, Waker, request_proof
 from kvasir_workers.transfer.nccl.group import NcclGroupLink
 from kvasir_workers.transfer.nccl.leases import LeaseBook
-from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, tag
+from kvasir_workers.transfer.nccl.local import SLOTS, Local, batch_blocks, summed_blocks, tag
 from kvasir_workers.transfer.nccl.meeting import GREETING_S, PeerRefusedError, meet_puller
 from kvasir_workers.transfer.nccl.messages import (
     SUMS,
@@ -46,6 +46,7 @@ MAX_PULLS = 1024
 BACKLOG = 64
 IDLE_S = 300.0
 WAITING_S = 1.0
+JOIN_S = 0.05
 
 
 class NcclSender:
@@ -86,7 +87,7 @@ class NcclSender:
         self._local.shape.require(blocks)
         # In batches, so that the first is sent while the next is summed.
         sizes = self._local.shape.block_bytes
-        step = batch_blocks(sum(sizes), len(sizes))
+        step = summed_blocks(sum(sizes), len(sizes), self._local.device)
         for first in range(0, len(blocks), step):
             batch = blocks[first : first + step]
             sums = self._sums.begin(batch, self._parts)
@@ -223,6 +224,9 @@ class ServedPeer:
 
     def end(self) -> None:
         """Wait for the thread to end, after `stop`."""
+        self._thread.join(JOIN_S)
+        if self._thread.is_alive() and self._link is not None:
+            self._link.abort()
         self._thread.join()
 
     def _run(self) -> None:
@@ -298,7 +302,7 @@ class ServedPeer:
         except TransferError as error:
             self._control.send(End(request.number, "layout", error.message))
             return
-        self._turns[request.number] = _Pull(request, batch_blocks(sum(sizes), len(sizes)))
+        self._turns[request.number] = _Pull(request, batch_blocks(sum(sizes), len(sizes), self._local.device))
 
     def _proves(self, request: PullRequest) -> bool:
         """Return whether the puller has the key of the lease that it names."""
