@@ -20,6 +20,7 @@ from kvasir.ports.router import (
     Accounting,
     AdmissionView,
     BrownoutView,
+    CellView,
     DecisionRecord,
     LinkTransfers,
     PrefixView,
@@ -121,6 +122,10 @@ class RouterMux:
     def admission(self) -> dict[str, AdmissionView]:
         """See RouterPort."""
         return {model: view for router in self._routers for model, view in router.admission().items()}
+
+    def cells(self) -> list[CellView]:
+        """See RouterPort: these are the routers of one."""
+        return []
 
     def not_ready_reason(self) -> str | None:
         """See RouterPort."""

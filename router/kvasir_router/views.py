@@ -15,6 +15,7 @@ from kvasir.ports.router import (
     Accounting,
     AdmissionView,
     BrownoutView,
+    CellView,
     DecisionRecord,
     LinkTransfers,
     PrefixView,
@@ -98,6 +99,10 @@ class RouterViews:
         block_tokens = max([each.identity.kv.block_size for each in fleet.workers.values()], default=0)
         read = survey.read_blocks
         return [PrefixView(self._registry.model, block_tokens, read, survey.complete, tuple(found))]
+
+    def cells(self) -> list[CellView]:
+        """See RouterPort: this is the router of one."""
+        return []
 
     def brownout(self, model: str) -> BrownoutView:
         """See RouterPort."""

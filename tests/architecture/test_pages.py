@@ -21,7 +21,7 @@ from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import EngineLoad
 from kvasir.native import TreeStats
-from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, RegretView, WorkerView
+from kvasir.ports.router import Accounting, AdmissionView, CellView, LinkTransfers, RegretView, WorkerView
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import OK, REASONS
 from kvasir.telemetry.route_series import RolloutStats
@@ -56,6 +56,7 @@ def every_series() -> set[str]:
     metrics.track_accounting(lambda: Accounting(0, 0, 0, 0, 0))
     metrics.track_regret(lambda: {"m": RegretView(causes={"queue": 0.0})})
     metrics.track_rollouts(lambda: {"chat": RolloutStats(0.05, {"itl": 0.0})})
+    metrics.track_cells(lambda: [CellView("eu", "here", sent={"nearest": 1})])
     metrics.track_links(lambda: {"m": {LinkClass.RACK: LinkTransfers()}})
     metrics.track_admission(lambda: {"m": AdmissionView()})
     metrics.track_scaling(lambda: {"p": PoolPlan(1, 1, 0, applied=True)}, lambda: 0.0)

@@ -47,6 +47,10 @@
 {{- $_ := set $ours "tiers" (dict "redis" (merge $own (deepCopy $server))) -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.router.cells.enabled -}}
+{{- $any := ternary "[::]" "0.0.0.0" (eq (include "kvasir.anyAddress" .) "::") -}}
+{{- $_ := set $ours "regions" (dict "listen" (printf "%s:7443" $any)) -}}
+{{- end -}}
 {{- include "kvasir.config.agree" (dict "path" "config" "user" $user "ours" $ours) -}}
 {{- $ports := dict "gateway" (dict "port" 8000) "worker" (dict "port" 7001 "health_port" 7002) -}}
 {{- $spec := mergeOverwrite $ports $user $ours -}}

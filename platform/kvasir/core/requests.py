@@ -165,6 +165,15 @@ class Continuation:
     text_length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Output that a client has of a request that ran in another cell, and that goes on after it: its tokens,
+    and the characters of their text before parsing."""
+
+    tokens: tuple[int, ...]
+    characters: int
+
+
 @value
 class EngineRequest:
     """One leg of one request, as an engine runs it.
@@ -371,7 +380,8 @@ class Request:
     `trace_context` is a W3C traceparent, followed by a space and the tracestate if there is one. `route_arm`
     is None if the client named a model. `policy` is the routing policy that places it, "" for that of the
     deployment. `worker` runs the part of it that its role allows, unless it cannot; "" for any.
-    `second_text_at` and `images` are EngineRequest's.
+    `second_text_at` and `images` are EngineRequest's. With `resumed` it begins after output that the client
+    has: deltas start there, and usage covers all of it.
     """
 
     request_id: str
@@ -396,3 +406,4 @@ class Request:
     worker: str = ""
     second_text_at: int | None = None
     images: tuple[PromptImage, ...] = ()
+    resumed: Resumed | None = None

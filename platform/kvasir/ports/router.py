@@ -11,6 +11,7 @@ from typing import Protocol
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, Request
 from kvasir.ports.recordings import RecordingPort
+from kvasir.ports.views.cells import CellModelView, CellView
 from kvasir.ports.views.decisions import (
     CandidateRecord,
     DecisionRecord,
@@ -45,6 +46,8 @@ __all__ = [
     "AdmissionView",
     "BrownoutView",
     "CandidateRecord",
+    "CellModelView",
+    "CellView",
     "DecisionRecord",
     "HealthView",
     "Lane",
@@ -214,4 +217,8 @@ class RouterPort(RequestPort, Protocol):
 
     def admission(self) -> dict[str, AdmissionView]:
         """Return the queue, pressure and brown-out by model."""
+        ...
+
+    def cells(self) -> list[CellView]:
+        """Return this cell and the others, none if the deployment has no regions."""
         ...

@@ -6,7 +6,7 @@ number of series is bounded whatever clients send. Updated and scraped on one ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from kvasir.core.demand import PoolPlan
 from kvasir.core.requests import RouteArm
-from kvasir.ports.router import Accounting, AdmissionView, RegretView, RequestSummary, WorkerView
+from kvasir.ports.router import Accounting, AdmissionView, CellView, RegretView, RequestSummary, WorkerView
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.histogram import Histogram, HistogramFamily
 from kvasir.telemetry.missed_slo import slo_miss
@@ -24,6 +24,7 @@ from kvasir.telemetry.route_series import ROLLOUTS, RolloutStats, RouteSeries
 from kvasir.telemetry.router_series import (
     ACCOUNTING,
     ADMISSION,
+    CELLS,
     FORECASTS,
     INDEX,
     LINKS,
@@ -124,6 +125,7 @@ class Metrics:
         self._accounting = self._collector(ACCOUNTING)
         self._admission = self._collector(ADMISSION)
         self._links = self._collector(LINKS)
+        self._cells = self._collector(CELLS)
         self._regret = self._collector(REGRET)
         self._scaling = self._collector(POOLS, FORECASTS, PLANNER)
         self._tenants = self._collector(USAGE, LIMITS)
@@ -178,6 +180,10 @@ class Metrics:
     def track_links(self, read: Callable[[], TransfersByLink]) -> None:
         """Read the KV transferred over each class of link from `read` at every scrape."""
         self._links.read = read
+
+    def track_cells(self, read: Callable[[], Sequence[CellView]]) -> None:
+        """Read the cells of a deployment over several regions from `read` at every scrape."""
+        self._cells.read = read
 
     def track_regret(self, read: Callable[[], Mapping[str, RegretView]]) -> None:
         """Read the regret of routing decisions by model from `read` at every scrape."""

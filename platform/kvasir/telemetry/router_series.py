@@ -6,13 +6,13 @@ sizes: those of the last reply of the planner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvasir.core.demand import PoolPlan
 from kvasir.core.locality import LinkClass
-from kvasir.ports.router import Accounting, AdmissionView, LinkTransfers, RegretView
+from kvasir.ports.router import Accounting, AdmissionView, CellView, LinkTransfers, RegretView
 from kvasir.telemetry.series import SeriesTable, by_name, counter, gauge, single
 
 
@@ -43,6 +43,10 @@ class ScalingStats:
 
     plans: Mapping[str, PoolPlan]
     inactive_s: float
+
+
+USABLE_CELLS = frozenset(("here", "fresh", "stale"))
+"""States of a CellView in which requests may go there."""
 
 
 def _causes(regret: RegretView) -> Mapping[str, float]:
@@ -133,4 +137,17 @@ PLANNER: SeriesTable[ScalingStats] = SeriesTable(
     (),
     single,
     gauge("inactive_seconds", "Seconds since the planner last answered", "inactive_s"),
+)
+
+CELLS: SeriesTable[Sequence[CellView]] = SeriesTable(
+    "kvasir_cell_",
+    ("cell",),
+    lambda cells: [((view.cell,), view) for view in cells],
+    gauge("usable", "1 if requests may go to the cell", lambda view: view.state in USABLE_CELLS),
+    gauge("report_age_seconds", "Age of the cell's last report", lambda view: view.age_s or 0.0),
+    gauge("network_seconds", "Round trip to the cell", lambda view: view.network_s or 0.0),
+    gauge("requests_in_flight", "Requests of this cell that run there", "in_flight"),
+    gauge("received_requests", "Requests of other cells that run here", "received"),
+    counter("requests", "Requests given to the cell, by the reason of the choice", "sent", by="reason"),
+    counter("lost_requests", "Requests that were there when the cell was lost", "lost"),
 )

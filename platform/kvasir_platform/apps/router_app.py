@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.logs import configure_logging
 from kvasir.telemetry.metrics import Metrics
-from kvasir_platform.apps.common.peer_tls import router_files, tls_names, with_tls_dir
+from kvasir_platform.apps.common.peer_tls import cell_files, router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.common.session_token import session_token
 from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.cluster.preflight.cpus import usable_cpus
@@ -45,9 +45,13 @@ from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.costs.keeper import CostKeeper, make_costs
 from kvasir_platform.gateway.prompt.golden import edge_golden
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
+from kvasir_platform.gateway.tenants.callers import unchanged
 from kvasir_platform.gateway.traffic.rollouts import Rollouts, make_rollouts
 from kvasir_platform.planner.link import PlannerLink
 from kvasir_platform.planner.rpc import PlannerClient
+from kvasir_platform.regions.grpc_cells import CellTls
+from kvasir_platform.regions.router import RegionRouter
+from kvasir_platform.regions.start import make_region_router, over_grpc
 from kvasir_router.build import EdgeFacts, make_routers
 from kvasir_router.mux import RouterMux
 from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer
@@ -110,11 +114,11 @@ async def serve(
     teller = _teller(planner, token)
     parts = _parts(deployment)
     discovery = build_discovery(deployment, ray_address, parts.clock)
-    router = _router(parts, discovery, dialers, fast_path=fast_path)
-    gateway = _gateway(parts, router)
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, gateway.stop)
+    facts = edge_facts(deployment, parts.models)
+    router = _router(parts, facts, discovery, dialers, fast_path=fast_path)
+    cells = await _cells(parts, facts, router)
+    gateway = _gateway(parts, router, cells)
+    _stop_on_signals(gateway, cells)
     freeze_gc()
     routing = asyncio.create_task(router.run(), name="router")
 
@@ -126,7 +130,7 @@ async def serve(
 
     routing.add_done_callback(ended)
     planning = _planning(parts, router, teller)
-    keeping = _keeping(parts, router)
+    keeping = _keeping(parts, router, cells)
     try:
         await gateway.serve(None, lambda host, port: _report("listening", address=f"{host}:{port}"))
     except OSError as error:
@@ -175,14 +179,19 @@ def _parts(deployment: Deployment) -> _Parts:
 
 
 def _router(
-    parts: _Parts, discovery: Discovery, dialers: Callable[[Endpoint], GrpcDialer], *, fast_path: bool
+    parts: _Parts,
+    facts: Mapping[str, EdgeFacts],
+    discovery: Discovery,
+    dialers: Callable[[Endpoint], GrpcDialer],
+    *,
+    fast_path: bool,
 ) -> Router | RouterMux:
     """Return the routers of all models, whose figures the metrics read."""
     deployment, metrics = parts.deployment, parts.metrics
     stated = deployment.performance.profile
     router = make_routers(
         deployment,
-        edge_facts(deployment, parts.models),
+        facts,
         discovery=discovery,
         dialer=dialers,
         clock=parts.clock,
@@ -197,22 +206,62 @@ def _router(
     return router
 
 
-def _gateway(parts: _Parts, router: Router | RouterMux) -> Edges | Gateway:
+async def _cells(
+    parts: _Parts, facts: Mapping[str, EdgeFacts], router: Router | RouterMux
+) -> RegionRouter | None:
+    """Return the router over several cells, which listens; None if the spec has no regions."""
+    deployment = parts.deployment
+    if deployment.regions is None:
+        return None
+    files = cell_files(deployment)
+    tls = None if files is None else CellTls(files, deployment.tls.trust_domain)
+    dialer, listener = over_grpc(deployment.regions, tls)
+    cells = make_region_router(
+        deployment,
+        router,
+        parts.clock,
+        dialer=dialer,
+        listener=listener,
+        router_id=parts.router_id,
+        tokenizers={model: each.tokenizer_digest for model, each in facts.items()},
+        epoch=time.time_ns() // 1000,
+    )
+    parts.metrics.track_cells(cells.cells)
+    await cells.start()
+    return cells
+
+
+def _stop_on_signals(gateway: Edges | Gateway, cells: RegionRouter | None) -> None:
+    def stop() -> None:
+        if cells is not None:
+            cells.leave()
+        gateway.stop()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop)
+
+
+def _gateway(parts: _Parts, router: Router | RouterMux, cells: RegionRouter | None) -> Edges | Gateway:
     """Return what serves HTTP: edge processes, or a gateway in this one."""
     deployment, clock, metrics, models = parts.deployment, parts.clock, parts.metrics, parts.models
     rollouts, costs = parts.rollouts, parts.costs
+    front = router if cells is None else cells
+    over = unchanged if cells is None else cells.limits
     edges = edge_count(deployment.gateway.edges, usable_cpus())
     if not edges:
-        return make_gateway(deployment, router, clock, metrics, models, rollouts=rollouts, costs=costs)
+        return make_gateway(
+            deployment, front, clock, metrics, models, rollouts=rollouts, costs=costs, limits_over=over
+        )
     return Edges(
         edges,
         deployment,
-        router,
+        front,
         clock=clock,
         metrics=metrics,
         models=models,
         rollouts=rollouts,
         costs=costs,
+        limits_over=over,
     )
 
 
@@ -251,11 +300,15 @@ def _planning(parts: _Parts, router: Router | RouterMux, teller: PlannerClient |
     return asyncio.create_task(link.run(), name="planner")
 
 
-def _keeping(parts: _Parts, router: Router | RouterMux) -> list[asyncio.Task[None]]:
-    """Return the tasks that sample batches and keep rollouts and costs, the latter of which are those of the
-    router's workers. Requests are served also if they fail."""
+def _keeping(
+    parts: _Parts, router: Router | RouterMux, cells: RegionRouter | None
+) -> list[asyncio.Task[None]]:
+    """Return the tasks that sample batches, keep links to other cells, and keep rollouts and costs, which are
+    those of the router's workers. Requests are served also if they fail."""
     sampling = _sampled(parts, router)
     keeping = [_kept(sampling, "batches", "batches of workers are not sampled any more: %r")]
+    if cells is not None:
+        keeping.append(_kept(cells.run(), "cells", "other cells are not reached any more: %r"))
     rollouts, costs = parts.rollouts, parts.costs
     if rollouts is not None:
         parts.metrics.track_rollouts(rollouts.stats)

@@ -30,7 +30,7 @@ from kvasir_platform.gateway.costs.budgets import within_budgets
 from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.endpoints import routed_core
 from kvasir_platform.gateway.operator.status_page import figures_of
-from kvasir_platform.gateway.tenants.callers import limits_state, make_limits
+from kvasir_platform.gateway.tenants.callers import LimitsOver, limits_state, make_limits, unchanged
 from kvasir_platform.gateway.tenants.salts import salt_secret
 from kvasir_platform.gateway.traffic.choice import primary_models
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
@@ -56,8 +56,8 @@ def edge_count(wanted: int | None, cpus: float) -> int:
 
 class Edges:
     """`count` edge processes of `deployment` in front of `router`. `models` are read, then closed, since the
-    core tokenizes nothing. `rollouts` are those of the spec's canaries. `serve` until `stop`, as a
-    Gateway."""
+    core tokenizes nothing. `rollouts` are those of the spec's canaries, and
+    `limits_over` is as for make_gateway. `serve` until `stop`, as a Gateway."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Edges:
         command: Sequence[str] = EDGE_COMMAND,
         patience: RestartLimits | None = None,
         costs: CostKeeper | None = None,
+        limits_over: LimitsOver = unchanged,
     ) -> None:
         self._count = count
         self._deployment = deployment
@@ -80,7 +81,8 @@ class Edges:
         self._patience = patience
         self._keeper: EdgeSupervisor | None = None
         self._stop = asyncio.Event()
-        self._limits = limits = make_limits(deployment.tenancy.redis, clock, random.SystemRandom())
+        own_limits = make_limits(deployment.tenancy.redis, clock, random.SystemRandom())
+        self._limits = limits = limits_over(own_limits)
         metrics.track_tenants(lambda: TenantStats((), limits_state(limits)))
         models.loaded = router.adapters
         models.routes = primary_models(deployment.routes)

@@ -229,15 +229,15 @@ def error_of(note: ErrorNote) -> KvasirError:
     return _KINDS.get(note.kind, KvasirError)(note.message, code=note.code)
 
 
-def _plain(value: Any) -> bytes:
+def plain(value: Any) -> bytes:
     """Encode arrays, which the encoder does not support, as their type code and bytes."""
     if isinstance(value, array):
         return value.typecode.encode() + value.tobytes()
     raise NotImplementedError(type(value))
 
 
-def _array(kind: type, value: Any) -> Any:
-    """Decode the output of `_plain`."""
+def plain_array(kind: type, value: Any) -> Any:
+    """Decode the output of `plain`. Raise ValueError for anything else."""
     if kind is not array or not isinstance(value, bytes) or value[:1] not in (b"I", b"Q", b"f"):
         raise ValueError("no array")
     made = array(chr(value[0]))
@@ -245,7 +245,7 @@ def _array(kind: type, value: Any) -> Any:
     return made
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 
 
 def frames(message: ToCore | ToEdge, refuse: Callable[[ToCore | ToEdge], None]) -> Iterator[bytes]:
@@ -281,7 +281,9 @@ class Frames(Generic[Frame]):
     """Splits received bytes into frames of one kind. Buffers less than one frame."""
 
     def __init__(self, kind: type[Frame]) -> None:
-        self._decode: Callable[[memoryview], Frame] = msgspec.msgpack.Decoder(kind, dec_hook=_array).decode
+        self._decode: Callable[[memoryview], Frame] = msgspec.msgpack.Decoder(
+            kind, dec_hook=plain_array
+        ).decode
         self._held = bytearray()
 
     def take(self, data: bytes) -> list[Frame]:

@@ -30,7 +30,7 @@ from kvasir_platform.gateway.prompt.fast_tokenizer import return_memory
 from kvasir_platform.gateway.prompt.pairs import classifier_of
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer, TokenizerPool
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
-from kvasir_platform.gateway.tenants.callers import make_callers, make_limits
+from kvasir_platform.gateway.tenants.callers import LimitsOver, make_callers, make_limits, unchanged
 from kvasir_platform.gateway.tenants.salts import salt_secret
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
@@ -65,10 +65,10 @@ def make_models(deployment: Deployment) -> ModelTable:
 
 
 def make_budgeted_limits(
-    deployment: Deployment, clock: Clock, rng: Rng, costs: CostKeeper | None
+    deployment: Deployment, clock: Clock, rng: Rng, costs: CostKeeper | None, over: LimitsOver = unchanged
 ) -> RateLimits:
     """Return the rate limits of the spec, which also keep the budgets of `costs`."""
-    limits = make_limits(deployment.tenancy.redis, clock, rng)
+    limits = over(make_limits(deployment.tenancy.redis, clock, rng))
     return within_budgets(limits, None if costs is None else costs.budgets)
 
 
@@ -82,8 +82,10 @@ def make_gateway(
     spans: SpanRecorder | None = None,
     rollouts: Rollouts | None = None,
     costs: CostKeeper | None = None,
+    limits_over: LimitsOver = unchanged,
 ) -> Gateway:
-    """Return a gateway in front of `router`. `rollouts` are those of the spec's canaries. `clock` is the
+    """Return a gateway in front of `router`. `rollouts` are those of the spec's canaries, and `limits_over`
+    makes limits of all cells of those of this one. `clock` is the
     clock of the router's timestamps. Raise ConfigError if files of models, API keys or filters cannot be
     read."""
     metrics = make_metrics(deployment) if metrics is None else metrics
@@ -102,7 +104,9 @@ def make_gateway(
             rng,
             os.environ,
             secret=salt_secret(deployment) if far is None else far.cache_secret,
-            limits=far.limits if far is not None else make_budgeted_limits(deployment, clock, rng, costs),
+            limits=far.limits
+            if far is not None
+            else make_budgeted_limits(deployment, clock, rng, costs, limits_over),
         ),
         rollouts=rollouts,
         filters=output_filters(deployment.output_filters, metrics, now=clock.now, rng=rng),

@@ -178,12 +178,14 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
         if len(self._states) >= self._limits.max_in_flight:
             raise CapacityError(f"{len(self._states)} requests are in flight, the most allowed")
         admission = self._admission
-        request = admission.reduced(request)
+        if request.resumed is None:
+            # Less than it has already had cannot be generated.
+            request = admission.reduced(request)
         state = RequestState(request, admission.ticket(request, now), admission.brownout.view.text)
         self._table.retries.budget.deposit()
         if state.ticket.long:
-            state.hashes = self.fleet.hashes(request)
-            state.ticket.fresh_tokens = len(request.tokens) - self.fleet.cached_tokens(state.hashes)
+            state.hashes = self.fleet.hashes(state.current)
+            state.ticket.fresh_tokens = len(state.current.tokens) - self.fleet.cached_tokens(state.hashes)
         plan = self._placement.fitting(state, now) if admission.may_begin(state.ticket, now) else NO_ROOM
         if plan is None:
             refuse_to_wait(self._ready_in_s, self._limits.queue_timeout_s, self.fleet.missing())

@@ -121,7 +121,12 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.current = self.request
-        self.outputs = [ChoiceOutput() for _ in range(self.request.sampling.n)]
+        resumed = self.request.resumed
+        if resumed is None:
+            self.outputs = [ChoiceOutput() for _ in range(self.request.sampling.n)]
+        else:
+            self.outputs = [ChoiceOutput(resumed.tokens, resumed.characters)]
+            self.current, self.continuation = extended(self.request, self.outputs[0])
 
     @property
     def leg(self) -> RunningLeg | None:

@@ -19,6 +19,7 @@ from kvasir.ports.router import (
     NO_BROWNOUT,
     AdmissionView,
     BrownoutView,
+    CellView,
     DecisionRecord,
     PrefixView,
     RegretView,
@@ -211,6 +212,7 @@ class ScriptedRouter:
         self.summaries: list[RequestSummary] = []
         self.admissions: dict[str, AdmissionView] = {}
         self.drains: list[tuple[str, bool, str]] = []
+        self.cell_list: list[CellView] = []
         self.reason: str | None = None
         self.was_ready = False
         self.reasons: dict[str, str | None] = {}
@@ -287,6 +289,10 @@ class ScriptedRouter:
     def admission(self) -> dict[str, AdmissionView]:
         """`admissions`."""
         return self.admissions
+
+    def cells(self) -> list[CellView]:
+        """`cell_list`."""
+        return self.cell_list
 
     def not_ready_reason(self) -> str | None:
         """`reason`."""

@@ -213,7 +213,7 @@ class GrpcServer:
         try:
             if tls is None:
                 return server.add_insecure_port(bind)
-            return server.add_secure_port(bind, _credentials(tls.files))
+            return server.add_secure_port(bind, server_credentials(tls.files))
         except RuntimeError as error:
             raise ConfigError(
                 f"{field}: cannot listen on {bind}: "
@@ -339,7 +339,7 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the snapshot was read too slowly")
 
 
-def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """Return certificates for each handshake, from the newest valid files. gRPC calls this on its own
     threads."""
     served = files.current()

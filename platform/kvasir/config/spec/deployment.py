@@ -37,6 +37,7 @@ from kvasir.config.spec.routing import HealthSpec, PerformanceSpec, RoutingSpec,
 from kvasir.config.spec.scaling import PoolScalingSpec, ScalingSpec
 from kvasir.config.spec.tenants import BudgetSpec, CostSpec, TenancySpec, TenantSpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
+from kvasir.config.spec.traffic.regions import RegionsSpec
 from kvasir.config.spec.traffic.route_checks import routes_problem
 from kvasir.config.spec.traffic.routes import RouteSpec
 from kvasir.config.spec.workers import LinkSpec, LinksSpec, TlsSpec, TransferSpec, WorkerSpec
@@ -110,6 +111,8 @@ class Deployment(Spec):
     """Additional models behind the same gateway, each with its own pools."""
     routes: tuple[RouteSpec, ...] = Field(default=(), max_length=64)
     """Further names that clients can send as `model`: aliases, splits, canaries. See docs/TRAFFIC.md."""
+    regions: RegionsSpec | None = None
+    """Other cells, in other regions, that serve requests together with this one. See docs/REGIONS.md."""
     ready_when: Literal["every_model", "any_model"] = "every_model"
     """When the gateway first becomes ready: when every model can be served, or when at least one can. From
     then on it stays ready until it stops: requests for a model without workers wait, or get 503."""
@@ -361,7 +364,8 @@ class Deployment(Spec):
         if wrong := self.admission.unknown_name(models, self.tenancy.priorities):
             raise ValueError(wrong)
         tenants = {tenant.name for tenant in self.tenancy.all_tenants()}
-        if wrong := self.output_filters.unknown_name(models, tenants):
+        regions = None if self.regions is None else self.regions.problem(self.name, tenants, self.tls)
+        if wrong := self.output_filters.unknown_name(models, tenants) or regions:
             raise ValueError(wrong)
         if self.gateway.api_keys_redis and self.tenancy.redis is None:
             raise ValueError("gateway.api_keys_redis: there is no Redis; set tenancy.redis, or remove it")

@@ -22,6 +22,12 @@ ACCESS_REASONS = (
         "Ask the operator to map a claim of yours in gateway.token_issuers.",
     ),
     Reason(
+        "data_residency",
+        403,
+        "The tenant's data stays in other regions than this one.",
+        "Send the request to a gateway there; the message names them.",
+    ),
+    Reason(
         "insufficient_scope",
         403,
         "The scopes of the API key or the token do not cover the path.",

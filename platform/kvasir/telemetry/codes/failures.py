@@ -21,6 +21,12 @@ FAILURE_REASONS = (
         "The worker was lost, and failover of the stream failed.",
         "Retry; the message says why.",
     ),
+    Reason(
+        "cell_lost",
+        502,
+        "The cell of another region that ran the request was lost, and no other cell could continue it.",
+        "Retry; the message says why.",
+    ),
     Reason("session_lost", 502, "The connection to the worker ended before the request was sent.", "Retry."),
     Reason("worker_draining", 503, "The worker is draining and accepts no requests.", "Retry."),
     Reason("worker_overloaded", 503, "The worker has reached its limit of requests.", "Retry shortly."),

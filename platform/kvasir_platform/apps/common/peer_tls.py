@@ -42,6 +42,14 @@ def router_files(deployment: Deployment) -> TlsFiles | None:
     return _files(deployment, hosts, ROUTER_FILE, uri=names.router, dns=names.router_dns)
 
 
+def cell_files(deployment: Deployment) -> TlsFiles | None:
+    """Return a router's certificate for links with other cells; None for plain text, on loopback. Raises
+    ConfigError for invalid certificates, and if a cell on another machine would be reached in plain text."""
+    hosts = [] if deployment.regions is None else deployment.regions.hosts
+    names = tls_names(deployment)
+    return _files(deployment, hosts, ROUTER_FILE, uri=names.router, dns=names.router_dns)
+
+
 def worker_files(deployment: Deployment, pool: str) -> TlsFiles | None:
     """Return a worker's certificate; None for plain text. Raises ConfigError for invalid certificates, and if
     plain text would be open to the network."""

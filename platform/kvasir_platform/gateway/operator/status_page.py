@@ -100,6 +100,7 @@ class StatusPages:
             routes=self._routes(),
             policy=self._deployment.routing.policy,
             policies=POLICIES,
+            cells=list(facts.cells),
         )
         exchange.respond(200, msgspec.json.encode(shown))
 
@@ -126,6 +127,7 @@ class StatusPages:
             discovery_stale_s=metrics.discovery_stale_s(),
             limits_shared=metrics.limits_shared(),
             ended=self._router.ended(),
+            cells=self._router.cells(),
             tenants=metrics.running_by_tenant() or self._tenants(),
             certificates={path: _expires_s(Path(path)) - wall for path in certificates if path is not None},
         )

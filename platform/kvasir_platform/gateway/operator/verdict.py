@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir.core.kv import KvState
-from kvasir.ports.router import AdmissionView, RequestSummary, WorkerView
+from kvasir.ports.router import AdmissionView, CellView, RequestSummary, WorkerView
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, Severity, StatusProblem, StatusVerdict
 from kvasir_platform.gateway.operator.recent_requests import problems_of_requests
 
@@ -27,6 +27,8 @@ _EXPIRES_S = 14 * _DAY_S
 _CHOSEN = ("its pool is routed to by prediction", "the worker does not report what it holds")
 """Reasons of PREDICTED that the deployment spec asks for."""
 _NAMED = 3
+_AWAY = ("lost", "returning", "unreachable")
+"""States of a cell in which it gets no requests."""
 _GREEDY = 0.8
 """The share of all requests, while some wait, from which one tenant of several is said to take too much: as
 the alert's."""
@@ -40,7 +42,7 @@ class StatusFacts:
     """What is judged. `readiness` says by model what is missing to serve it, None if nothing is;
     `certificates` has the seconds that each certificate file is still valid; `now` reads the clock of the
     workers' and requests' times. `ended` are the requests that ended last, `tenants` has the accepted
-    requests of each tenant that have not ended."""
+    requests of each tenant that have not ended. `cells` are those of a deployment over several regions."""
 
     now: float = 0.0
     stopping: bool = False
@@ -55,6 +57,7 @@ class StatusFacts:
     certificates: Mapping[str, float] = field(default_factory=dict)
     ended: Sequence[RequestSummary] = ()
     tenants: Mapping[str, int] = field(default_factory=dict)
+    cells: Sequence[CellView] = ()
 
 
 def verdict_of(facts: StatusFacts) -> StatusVerdict:
@@ -92,6 +95,7 @@ def problems_of(facts: StatusFacts) -> list[StatusProblem]:
         *_tiers(facts.workers),
         *_surroundings(facts),
         *_certificates(facts.certificates),
+        *_cells(facts.cells),
     ]
 
 
@@ -289,3 +293,11 @@ def _names(names: Sequence[str]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _cells(cells: Sequence[CellView]) -> Iterator[StatusProblem]:
+    for cell in cells:
+        if cell.state in _AWAY:
+            text = f"cell {cell.cell} is {cell.state}: {cell.reason}"
+            remedy = "check the network to it, and `kvasir status` there; other cells serve meanwhile"
+            yield StatusProblem("warning", "cell_away", cell.cell, text, remedy)

@@ -25,6 +25,8 @@ from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.salts import CacheScope, Open
 
 _BATCH_TTFT_S = 3600.0
+LimitsOver = Callable[[RateLimits], RateLimits]
+"""Returns limits that count beyond this router, over those that it counts alone."""
 
 if TYPE_CHECKING:
     from kvasir_platform.gateway.tenants.redis_keys import RedisKeySource
@@ -145,6 +147,11 @@ def _keys_in_redis(deployment: Deployment, clock: Clock) -> RedisKeySource | Non
     from kvasir_platform.gateway.tenants.redis_keys import RedisKeySource
 
     return RedisKeySource(redis, clock)
+
+
+def unchanged(limits: RateLimits) -> RateLimits:
+    """Return the limits themselves."""
+    return limits
 
 
 def make_limits(redis: LimitsRedisSpec | None, clock: Clock, rng: Rng) -> RateLimits:

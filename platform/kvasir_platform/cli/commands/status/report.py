@@ -14,6 +14,7 @@ import psutil
 from msgspec import to_builtins
 
 from kvasir.core.errors import ConfigError, KvasirError, UpstreamError
+from kvasir_platform.cli.commands.status.cells import print_cells
 from kvasir_platform.cli.commands.status.local_problems import ControlFacts, judged, pool_problems
 from kvasir_platform.cli.common.gateway_client import status_of
 from kvasir_platform.cli.common.gateway_site import Site
@@ -75,6 +76,7 @@ def gateway_status(site: Site, output: CommandOutput) -> int:
     )
     _print_workers(page["workers"], output)
     _print_routes(page.get("routes") or (), output)
+    print_cells(page.get("cells") or (), output)
     return int(_is_bad(found))
 
 
@@ -125,6 +127,7 @@ def _report(runtime: RuntimeDir, state: DeploymentState) -> dict[str, Any]:
             )
         ),
         "routes": [] if page is None else list(page.get("routes") or ()),
+        "cells": [] if page is None else list(page.get("cells") or ()),
         "workers": [] if page is None else [each for each in page["workers"] if isinstance(each, dict)],
         "replicas": [asdict(replica) for replica in state.replicas] if running else [],
         "processes": [asdict(use) for use in measure(records)],
@@ -177,6 +180,7 @@ def _print(report: dict[str, Any], output: CommandOutput) -> None:
     output.text(f"{report['name']}: {report['phase']}, {report['model']} at {address}, up {uptime}")
     _print_workers(report["workers"], output)
     _print_routes(report["routes"], output)
+    print_cells(report["cells"], output)
     if report["replicas"]:
         columns = ("replica_id", "pool", "state", "detail")
         rows = [tuple(each[column] for column in columns) for each in report["replicas"]]

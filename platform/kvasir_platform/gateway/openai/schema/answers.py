@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from kvasir.ports.router import CellView
 from kvasir_platform.gateway.openai.schema.operation import (
     PoolSize,
     RequestTimeline,
@@ -294,7 +295,8 @@ class Readiness(Struct):
 class StatusResponse(Struct):
     """Status of the deployment, as `kvasir status` shows it. `reason` says why it is not ready; `readiness`
     has the same for each model, and `queues` what waits for it (kvasir.ports.router.AdmissionView). `policy`
-    is the routing policy, one of `policies`."""
+    is the routing policy, one of `policies`. `cells` are this one and those of other regions, if there
+    are any (docs/REGIONS.md)."""
 
     deployment: str
     ready: bool
@@ -310,6 +312,7 @@ class StatusResponse(Struct):
     routes: list[RouteStatus] = []
     policy: str = ""
     policies: tuple[str, ...] = ()
+    cells: list[CellView] = []
 
 
 class Decisions(Struct):

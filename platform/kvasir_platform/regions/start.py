@@ -1,0 +1,139 @@
+"""Builds the router over several cells from the deployment spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.traffic.regions import PeerCellSpec, RegionsSpec
+from kvasir.core.errors import ConfigError
+from kvasir.ports.clock import Clock
+from kvasir.ports.router import RouterPort
+from kvasir_platform.regions.connections import CellDialer, OnCell
+from kvasir_platform.regions.dispatch import CellDispatch
+from kvasir_platform.regions.frames import VERSION, CellHello
+from kvasir_platform.regions.grpc_cells import CellTls, GrpcCellDialer, GrpcCellServer
+from kvasir_platform.regions.limits import CellLimits, Counted, LimitAsk
+from kvasir_platform.regions.peer import PeerCell
+from kvasir_platform.regions.reporting import OwnReports
+from kvasir_platform.regions.residency import Residency
+from kvasir_platform.regions.router import CellParts, RegionRouter
+from kvasir_platform.regions.serving import CellListener, CellServing
+from kvasir_platform.regions.session import ServingParts
+from kvasir_router.regions.choice import ChoiceRules
+from kvasir_router.regions.reports import INTERVAL_S, CellReport
+from kvasir_router.regions.view import RegionView, ViewRules
+
+MakeDialer = Callable[[PeerCellSpec], CellDialer]
+MakeListener = Callable[[OnCell], CellListener]
+
+
+def over_grpc(spec: RegionsSpec, tls: CellTls | None) -> tuple[MakeDialer, MakeListener]:
+    """Return what connects to other cells, and what listens for them."""
+    peers = [peer.certified_as for peer in spec.peers]
+    return (
+        lambda peer: GrpcCellDialer(peer.address, peer.certified_as, tls),
+        lambda on_cell: GrpcCellServer(on_cell, bind=spec.listen, peers=peers, tls=tls),
+    )
+
+
+def make_region_router(
+    deployment: Deployment,
+    router: RouterPort,
+    clock: Clock,
+    *,
+    dialer: MakeDialer,
+    listener: MakeListener,
+    router_id: str,
+    tokenizers: Mapping[str, str],
+    epoch: int,
+) -> RegionRouter:
+    """Return a router over the cells of `deployment`, of which `router` is this one. `tokenizers` has the
+    digest of each model's tokenizer, and `epoch` grows with each start of the process. Raise
+    ConfigError without `regions` in the spec."""
+    spec = deployment.regions
+    if spec is None:
+        raise ConfigError("regions: the spec has none")
+    residency = Residency(spec.residency)
+    own = OwnReports(spec.name, router, clock, epoch=epoch, price=spec.price)
+    view = RegionView([peer.name for peer in spec.peers], _view_rules(spec.stale_after_s))
+
+    def heard(report: CellReport) -> None:
+        view.heard(report, clock.now())
+
+    def ask(cell: str, ask: LimitAsk) -> bool:
+        return peers[cell].ask(ask)
+
+    limits = CellLimits(
+        spec.name,
+        [spec.name, *(peer.name for peer in spec.peers)],
+        _quotas(deployment),
+        clock,
+        ask=ask,
+        epoch=epoch,
+    )
+    hello = CellHello(VERSION, spec.name, router_id)
+    peers = {
+        peer.name: PeerCell(
+            peer.name,
+            hello,
+            dialer(peer),
+            clock,
+            lease_s=spec.lost_after_s,
+            max_requests=spec.max_forwarded,
+            on_report=heard,
+            on_allotted=limits.answered,
+            network_s=peer.network_s,
+        )
+        for peer in spec.peers
+    }
+    parts = ServingParts(
+        cell=spec.name,
+        router=router,
+        clock=clock,
+        residency=residency,
+        report=own.encoded,
+        allot=limits.allot,
+        cells={peer.name: peer.certified_as for peer in spec.peers},
+        tokenizers=tokenizers,
+        lease_s=spec.lost_after_s,
+        max_requests=spec.max_forwarded,
+    )
+    serving = CellServing(parts)
+    serving.listen(listener(serving.serve))
+    dispatch = CellDispatch(
+        spec.name,
+        router,
+        peers,
+        view=view,
+        own=own,
+        clock=clock,
+        residency=residency,
+        rules=ChoiceRules(spec.spill_margin_s, spec.price_weight_s),
+        tokenizers=tokenizers,
+        default_output=deployment.gateway.default_max_tokens,
+    )
+    return RegionRouter(
+        CellParts(router, dispatch, peers, serving, limits, own, view), clock, lease_s=spec.lost_after_s
+    )
+
+
+def _quotas(deployment: Deployment) -> dict[str, dict[Counted, int]]:
+    """Return what tenants may use in a minute in all cells together. With a Redis, the routers of each cell
+    share limits among themselves, and no more."""
+    if deployment.tenancy.redis is not None:
+        return {}
+    found: dict[str, dict[Counted, int]] = {}
+    for tenant in deployment.tenancy.all_tenants():
+        limits: list[tuple[Counted, int | None]] = [
+            ("requests", tenant.requests_per_min),
+            ("tokens", tenant.tokens_per_min),
+        ]
+        if quota := {name: per_min for name, per_min in limits if per_min is not None}:
+            found[tenant.name] = quota
+    return found
+
+
+def _view_rules(stale_s: float) -> ViewRules:
+    usual = ViewRules()
+    return ViewRules(stale_s=stale_s, lost_s=max(usual.lost_s, stale_s + INTERVAL_S))

@@ -1,0 +1,162 @@
+"""Limits that cells share: calls of several cells against one bucket, with answers that take their time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+from tests.kit.clocks import StillClock
+
+from kvasir.ports.limits import Grant, LimitRefusal, Quota
+from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
+from kvasir_platform.regions.limits import AskCell, CellLimits, Counted, LimitAsk, home_of
+from kvasir_router.regions.limits import SharedLimitRules, overshoot
+
+CELLS = ("ap", "eu", "us")
+TENANT = next(name for name in (f"t{i}" for i in range(100)) if home_of(name, CELLS) == "eu")
+PER_MIN = 600
+QUOTA = Quota(requests_per_min=PER_MIN, tokens_per_min=PER_MIN * 10, concurrency=1000)
+
+
+class Three:
+    """Three cells, whose messages wait until they are delivered, or are lost while a cell is apart."""
+
+    def __init__(self) -> None:
+        self.clock = StillClock()
+        self.apart: set[str] = set()
+        self._mail: deque[Callable[[], None]] = deque()
+        quotas: dict[str, dict[Counted, int]] = {TENANT: {"requests": PER_MIN, "tokens": PER_MIN * 10}}
+        self.cells: dict[str, CellLimits] = {}
+        for name in CELLS:
+            limits = CellLimits(name, CELLS, quotas, self.clock, ask=self._asker(name), epoch=1)
+            limits.over(MemoryLimits(self.clock.now))
+            self.cells[name] = limits
+
+    def _asker(self, own: str) -> AskCell:
+        def ask(cell: str, ask: LimitAsk) -> bool:
+            def deliver() -> None:
+                answer = self.cells[cell].allot(own, ask)
+                if answer is not None and not {own, cell} & self.apart:
+                    self.cells[own].answered(cell, answer)
+
+            if not {own, cell} & self.apart:
+                self._mail.append(deliver)
+            return True
+
+        return ask
+
+    def deliver(self) -> None:
+        """Deliver all messages, also those that they bring about."""
+        while self._mail:
+            self._mail.popleft()()
+
+    def take(self, cell: str, tokens: int = 10) -> list[Grant | LimitRefusal]:
+        """A call in a cell; the list has its answer once there is one."""
+        answers: list[Grant | LimitRefusal] = []
+        self.cells[cell].take(TENANT, QUOTA, tokens, answers.append)
+        return answers
+
+    def second(self, calls: dict[str, int]) -> dict[str, int]:
+        """Calls of one second, by cell; return how many were granted."""
+        asked = {cell: [self.take(cell) for _ in range(count)] for cell, count in calls.items()}
+        self.deliver()
+        self.clock.at += 1.0
+        for limits in self.cells.values():
+            limits.tick()
+        self.deliver()
+        return {
+            cell: sum(bool(each) and isinstance(each[0], Grant) for each in answers)
+            for cell, answers in asked.items()
+        }
+
+
+def test_the_first_call_in_another_cell_waits_for_one_answer() -> None:
+    three = Three()
+    answers = three.take("us")
+    assert answers == []
+    three.deliver()
+    (grant,) = answers
+    assert isinstance(grant, Grant)
+    assert grant.quota == QUOTA
+    assert three.take("us") != []
+
+
+def test_all_cells_together_admit_what_the_limit_allows_within_the_bound() -> None:
+    three, seconds = Three(), 60
+    granted = 0
+    for _ in range(seconds):
+        granted += sum(three.second(dict.fromkeys(CELLS, 30)).values())
+    allowed = PER_MIN * (1 + seconds / 60)
+    assert granted <= allowed + overshoot(PER_MIN, 3, 0, seconds, SharedLimitRules())
+    assert granted >= 0.9 * allowed
+
+
+def test_a_cell_that_is_apart_goes_on_with_its_part() -> None:
+    three = Three()
+    three.second({"us": 5, "eu": 5})
+    three.apart = {"us"}
+    granted = [three.second({"us": 30})["us"] for _ in range(60)]
+    assert sum(granted) <= PER_MIN / 3 * 2 + PER_MIN / 4
+    assert sum(granted[10:]) >= 0.8 * 50 * PER_MIN / 3 / 60
+
+
+def test_what_a_request_did_not_use_is_returned() -> None:
+    three = Three()
+    for cell in ("eu", "us"):
+        for _ in range(100):
+            answers = three.take(cell, tokens=500)
+            three.deliver()
+            (grant,) = answers
+            assert isinstance(grant, Grant)
+            three.cells[cell].settle(grant, 10)
+
+
+def test_a_refusal_says_when_to_come_again_and_charges_nothing() -> None:
+    three = Three()
+    first, second = three.take("eu", tokens=PER_MIN * 10), three.take("eu", tokens=100)
+    assert isinstance(first[0], Grant)
+    assert isinstance(second[0], LimitRefusal)
+    assert (second[0].limit, second[0].retry_after_s) == ("tokens", 1.0)
+    three.cells["eu"].release(first[0])
+    assert isinstance(three.take("eu", tokens=100)[0], Grant)
+
+
+def test_concurrency_stays_each_cells_own_and_returns_the_rest() -> None:
+    three = Three()
+    few = Quota(requests_per_min=PER_MIN, concurrency=1)
+    answers: list[Grant | LimitRefusal] = []
+    for _ in range(2):
+        three.cells["eu"].take(TENANT, few, 10, answers.append)
+    assert isinstance(answers[0], Grant)
+    assert isinstance(answers[1], LimitRefusal)
+    assert answers[1].limit == "concurrency"
+    three.cells["us"].take(TENANT, few, 10, answers.append)
+    three.deliver()
+    assert isinstance(answers[2], Grant)
+
+
+def test_more_than_a_minutes_amount_can_never_be_granted() -> None:
+    with pytest.raises(ValueError, match="exceed the limit"):
+        Three().take("us", tokens=PER_MIN * 10 + 1)
+
+
+def test_a_cell_does_not_answer_for_another_home_or_in_anothers_name() -> None:
+    three, sent = Three(), list[LimitAsk]()
+
+    def keep(cell: str, ask: LimitAsk) -> bool:
+        sent.append(ask)
+        return True
+
+    quotas: dict[str, dict[Counted, int]] = {TENANT: {"requests": PER_MIN}}
+    CellLimits("us", CELLS, quotas, three.clock, ask=keep, epoch=1).tick()
+    (ask,) = sent
+    assert three.cells["ap"].allot("us", ask) is None
+    assert three.cells["eu"].allot("ap", ask) is None
+    assert three.cells["eu"].allot("us", ask) is not None
+
+
+def test_home_cells_are_the_same_for_every_order_and_spread() -> None:
+    homes = [home_of(f"tenant-{i}", CELLS) for i in range(300)]
+    assert homes == [home_of(f"tenant-{i}", CELLS[::-1]) for i in range(300)]
+    assert min(homes.count(cell) for cell in CELLS) > 60
