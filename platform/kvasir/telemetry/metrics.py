@@ -264,8 +264,9 @@ class Metrics:
             return
         model = self._model(summary.model)
         self._child(self._requests, model, outcome_label(summary.outcome)).inc()
-        self._durations(model, summary)
-        self._quality(model, summary)
+        met = summary.slo_met
+        self._durations(model, summary, met)
+        self._quality(model, summary, met)
         if summary.route_arm is not None:
             self._routes.finished(summary, summary.route_arm)
         for family, read in self._amounts:
@@ -348,8 +349,7 @@ class Metrics:
             child = self._children[key] = family.labels(*labels)
         return child
 
-    def _quality(self, model: str, summary: RequestSummary) -> None:
-        met = summary.slo_met
+    def _quality(self, model: str, summary: RequestSummary, met: bool | None) -> None:
         if met is not None:
             slo = summary.slo.name if summary.slo.name in self._slos else OTHER
             self._child(self._slo, slo, "yes" if met else "no").inc()
@@ -360,7 +360,7 @@ class Metrics:
             wrong = abs(summary.predicted_cached_tokens - usage.cached_tokens)
             self._misjudged.labels(model).observe(wrong / usage.prompt_tokens)
 
-    def _durations(self, model: str, summary: RequestSummary) -> None:
+    def _durations(self, model: str, summary: RequestSummary, met: bool | None) -> None:
         arrival, first = summary.arrival_s, summary.first_token_s
         if summary.routed_s is not None:
             self._queue.labels(model).observe(summary.routed_s - arrival)
@@ -368,7 +368,7 @@ class Metrics:
                 self._prefill.labels(model).observe(summary.prefill_done_s - summary.routed_s)
         if summary.transfer_s > 0:
             self._transfer.labels(model).observe(summary.transfer_s)
-        trace = trace_id_of(summary) if summary.trace_context else ""
+        trace = trace_id_of(summary.trace_context, missed=met is False)
         if first is not None:
             self._ttft.labels(model).observe(first - arrival, trace_id=trace)
         if summary.outcome == OK:
@@ -378,9 +378,7 @@ class Metrics:
                 self._tpot.labels(model).observe(per_token)
 
 
-def trace_id_of(summary: RequestSummary) -> str:
-    """Return the id of the trace in which a request that has ended is recorded, "" if there is none."""
-    context = summary.trace_context
-    if not context:
-        return ""
-    return recorded_parent(context, slow_or_failed=summary.slo_met is False)[3:35]
+def trace_id_of(context: str, *, missed: bool) -> str:
+    """Return the id of the trace in which a request with this trace context is recorded, which missed its SLO
+    or not; "" if there is none."""
+    return recorded_parent(context, slow_or_failed=missed)[3:35] if context else ""

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 _NS = 1_000_000_000
-_SAMPLED = 1
 MOST_PER_S = 1_000
 """Traces recorded whole in one second, unless a recorder is told otherwise."""
 _TAIL = "kvasir=tail"
 """The tracestate of a call that is recorded only if it turns out to be slow or failed."""
+_LENGTH = 55
+"""Characters of a traceparent, whose last one has the flag `sampled` as its lowest bit."""
+_SAMPLED_DIGITS = frozenset("13579bdf")
 
 
 @value
@@ -48,17 +50,18 @@ class TraceContext:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether the spans of this well-formed `traceparent` are to be recorded."""
-    return bool(int(traceparent[53:55], 16) & _SAMPLED)
+    """Whether the spans of this well-formed `traceparent` are to be recorded; a tracestate may follow it."""
+    return traceparent[_LENGTH - 1] in _SAMPLED_DIGITS
 
 
 def recorded_parent(onward: str, *, slow_or_failed: bool) -> str:
     """Return the `traceparent` under which something that ended is recorded, "" if it is not: in a sampled
     trace, or under tail sampling if it was slow or failed. `onward` is what a call passes on."""
-    parent, _, state = onward.partition(" ")
-    if not parent or is_sampled(parent):
-        return parent
-    return f"{parent[:53]}{_SAMPLED:02x}" if slow_or_failed and state == _TAIL else ""
+    if not onward or is_sampled(onward):
+        return onward[:_LENGTH]
+    if not slow_or_failed or onward[_LENGTH + 1 :] != _TAIL:
+        return ""
+    return f"{onward[: _LENGTH - 2]}01"
 
 
 class SpanRecorder:
@@ -116,8 +119,7 @@ class SpanRecorder:
         `trace` is the context from `begin`, `now_s` the current reading of the clock of the summaries, and
         `admitted_s` its reading when the gateway submitted the requests to the router.
         """
-        missed = any(summary.slo_met is False for summary in summaries)
-        if not recorded_parent(trace.onward, slow_or_failed=missed):
+        if not is_sampled(trace.own) and (trace.state != _TAIL or not _missed(summaries)):
             return
         offset = self._wall_ns() - int(now_s * _NS)
 
@@ -194,6 +196,10 @@ class SpanIds:
 
 
 _Part = tuple[str, float, float, dict[str, str | int]]
+
+
+def _missed(summaries: Sequence[RequestSummary]) -> bool:
+    return any(summary.slo_met is False for summary in summaries)
 
 
 def _outcome(summaries: Sequence[RequestSummary]) -> str:
