@@ -216,6 +216,9 @@ _FAULTS = (
     "moved streams",
     "fragmented KV",
     "stopped control",
+    "old certificate",
+    "no workers",
+    "forgotten caches",
     "failing workers",
 )
 

@@ -58,12 +58,16 @@ class Faults:
         self._cluster.workers[worker_id].faults.stale = stale
 
     def trouble(self, worker_id: str, tier: TierLoad | None) -> None:
-        """Make the worker report a tier in this state; None ends that."""
+        """Make the worker report a tier in this state, where it finds what is cached; None ends that."""
         self._cluster.workers[worker_id].faults.tiers = () if tier is None else (tier,)
 
     def fill(self, worker_id: str, full: bool) -> None:
         """Make the engine report that KV memory is full and that requests wait for it."""
         self._cluster.workers[worker_id].faults.full = full
+
+    def forget(self, worker_id: str, cold: bool) -> None:
+        """Make the engine find little of what it has reported to be in its cache."""
+        self._cluster.workers[worker_id].faults.cold = cold
 
     async def restart(self, worker_id: str, grace_s: float, reason: str = "upgrade") -> SimWorker:
         """Restart the worker as planned: it drains for at most `grace_s`, leaves, and starts again at its

@@ -14,20 +14,22 @@ from kvasir.ports.engine import Engine, StepSink
 from kvasir_workers.engines.delegating import DelegatingEngine
 
 _FULL, _WAITING = 0.98, 3
+_COLD = 8
 
 
 class FaultyEngine(DelegatingEngine):
     """`kvasir.ports.engine.Engine` around `engine`. While `failing` names an error code, every leg is
     answered with it. While `stale`, load keeps its value, and comes with no step. `tiers` are reported in
-    place of the engine's, if there are any. `gpus` are reported if there
-    are any. While `full`, KV memory is reported as full, and requests as
-    waiting for it. `submitted` counts legs, refused ones included."""
+    place of the engine's, if there are any, and what it finds in its cache as found in them; `gpus` likewise,
+    if there are any. While `full`, KV memory is reported as full, and requests as waiting for it. While
+    `cold`, little is reported as found in the cache. `submitted` counts legs, refused ones included."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.failing: str | None = None
         self.submitted = 0
         self.full = False
+        self.cold = False
         self.gpus: tuple[GpuLoad, ...] = ()
         self.tiers: tuple[TierLoad, ...] = ()
         self._sink: StepSink | None = None
@@ -69,9 +71,19 @@ class FaultyEngine(DelegatingEngine):
         await super().stop()
 
     def _pass_on(self, batch: StepBatch) -> None:
-        if self._sink is not None:
-            plain = self._stale is None and not self.tiers and not self.full
-            self._sink(batch if plain else replace(batch, load=None))
+        if self._sink is None:
+            return
+        if self.cold or self.tiers:
+            batch = replace(batch, deltas=tuple(map(self._as_found, batch.deltas)))
+        plain = self._stale is None and not (self.tiers or self.gpus or self.full)
+        self._sink(batch if plain else replace(batch, load=None))
+
+    def _as_found(self, delta: Delta) -> Delta:
+        if delta.usage is None:
+            return delta
+        cached = delta.usage.cached_tokens // (_COLD if self.cold else 1)
+        tiered = cached if self.tiers else 0
+        return replace(delta, usage=replace(delta.usage, cached_tokens=cached, tier_tokens=tiered))
 
     def _refuse(self, code: str, requests: tuple[EngineRequest, ...]) -> None:
         if self._sink is None:

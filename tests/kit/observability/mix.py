@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from kvasir.config.spec.admission import BrownoutSpec, BrownoutStepSpec
 from kvasir.config.spec.deployment import (
     AdmissionSpec,
     Deployment,
     EngineSpec,
     GatewaySpec,
     PoolSpec,
+    RoutingSpec,
     SimSpec,
     SloSpec,
     TenancySpec,
@@ -23,6 +26,7 @@ from kvasir.config.spec.deployment import (
 from kvasir.config.spec.edge import EdgeTlsSpec
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import Role
+from kvasir_platform.cluster.certificates import Authority
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_workers.engines.sim.model import SimModel
 
@@ -35,8 +39,15 @@ _SEVERAL = 4
 _LONG_OUTPUT, _STALL, _STALL_BEGINS_S, _QUICK_S = 60, 100.0, 0.02, 0.3
 """Steps that begin within the second are a hundred times as long; between them, there are quick ones."""
 _MOVED_OUTPUT, _JUST_IN_TIME, _AWAY_S, _BACK_S = 24, 4.0, 0.5, 0.8
+_BLOCK_BYTES, _DISK_BYTES, _LOAD_S = 1 << 20, 1 << 40, 0.01
 CERTIFICATE_DAYS = 60
-_PASSED_DAYS = 50
+_LEFT_DAYS = 10
+_DAY_S = 86_400.0
+MOST_AT_ONCE = 48
+"""Requests of one tenant that may run or wait at a time."""
+_PREDICTED_BLOCKS, _PREDICTED_S = 1024, 20.0
+_NOTICED_S = 25.0
+_LONG_PROMPT, _BURST, _BURST_S, _REST, _REST_S = 448, 1.5, 15.0, 0.1, 25.0
 
 
 @dataclass(slots=True)
@@ -68,6 +79,13 @@ class TrafficMix:
         return (*prefix, *rest)
 
 
+def write_certificate(path: Path, now_s: float, expires_s: float) -> None:
+    """Write a certificate and its key that is valid between the two times, for only its user."""
+    authority = Authority.make("test", now_s - _DAY_S, expires_s + _DAY_S)
+    path.write_bytes(authority.certify("spiffe://x/y", "api.example.com", now_s - _DAY_S, expires_s))
+    path.chmod(0o600)
+
+
 def watched_deployment(certificate: Path | None, prefill: int = 2, decode: int = 2) -> Deployment:
     """Pools of simulated workers, slow enough that a few requests a second overload them, and a gateway with
     this certificate and its key, if any."""
@@ -86,19 +104,31 @@ def watched_deployment(certificate: Path | None, prefill: int = 2, decode: int =
         ),
         slo=(SloSpec(name="default", ttft_s=0.5, itl_s=0.05),),
         gateway=GatewaySpec(port=0, tls=EdgeTlsSpec(cert_file=file, key_file=file)),
-        admission=AdmissionSpec(patience=20.0, itl_slack=0.0),
-        tenancy=TenancySpec(tenants=tuple(TenantSpec(name=name) for name in TENANTS)),
+        routing=RoutingSpec(predicted_blocks=_PREDICTED_BLOCKS, predicted_ttl_s=_PREDICTED_S),
+        admission=AdmissionSpec(
+            patience=20.0,
+            itl_slack=0.0,
+            # A step that changes no request of this traffic.
+            brownout=BrownoutSpec(steps=(BrownoutStepSpec(cap_max_tokens=1024),)),
+        ),
+        tenancy=TenancySpec(
+            tenants=tuple(TenantSpec(name=name, concurrency=MOST_AT_ONCE) for name in TENANTS)
+        ),
     )
 
 
 @dataclass(slots=True)
 class FaultScene:
-    """What a fault can change: a cluster, the traffic, Unix time in seconds, and when planner and discovery
-    stopped to answer, by the clock of the cluster. `going_on` are the tasks of a fault that goes on."""
+    """What a fault can change: a cluster, the traffic, the gateway's certificate, and when planner and
+    discovery stopped to answer, by the clock of the cluster. `wall_s` is Unix time in seconds at the
+    beginning, and `expires_s` when the certificate expires. `going_on` are the tasks of a fault that goes
+    on."""
 
     cluster: Cluster
     mix: TrafficMix
     wall_s: float
+    expires_s: float
+    certificate: Path | None = None
     control_stopped_s: float | None = None
     going_on: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -201,8 +231,31 @@ async def _partition(scene: FaultScene) -> None:
 
 
 async def _tier(scene: FaultScene) -> None:
-    trouble = TierLoad(Medium.DISK, trouble="the disk is full; free some space")
-    scene.cluster.faults.trouble(_first(scene.cluster, "decode"), trouble)
+    scene.go_on(_failing_disk(scene.cluster, _first(scene.cluster, "prefill")))
+
+
+async def _failing_disk(cluster: Cluster, worker_id: str) -> None:
+    """Report a disk that is read and written, and on which more fails each second."""
+    for seconds in itertools.count(1):
+        tier = TierLoad(
+            Medium.DISK,
+            blocks=seconds,
+            bytes_used=seconds * _BLOCK_BYTES,
+            bytes_capacity=_DISK_BYTES,
+            loads=seconds,
+            loaded_blocks=seconds,
+            loaded_bytes=seconds * _BLOCK_BYTES,
+            load_s=seconds * _LOAD_S,
+            stored_blocks=seconds,
+            stored_bytes=seconds * _BLOCK_BYTES,
+            evicted_blocks=seconds,
+            corrupt_blocks=seconds,
+            dropped_blocks=seconds,
+            failures=seconds,
+            trouble="the disk is full; free some space",
+        )
+        cluster.faults.trouble(worker_id, tier)
+        await cluster.clock.sleep(1.0)
 
 
 async def _control_stops(scene: FaultScene) -> None:
@@ -215,12 +268,37 @@ async def _failing(scene: FaultScene) -> None:
         scene.cluster.faults.fail(worker_id, "worker_failed")
 
 
+async def _no_workers(scene: FaultScene) -> None:
+    for worker_id in list(scene.cluster.workers):
+        await scene.cluster.kill(worker_id)
+
+
+async def _forgotten_cache(scene: FaultScene) -> None:
+    for worker_id in scene.cluster.workers:
+        scene.cluster.faults.forget(worker_id, True)
+    scene.go_on(_bursts(scene))
+
+
+async def _bursts(scene: FaultScene) -> None:
+    """When the router has noticed, send more prompts than predictions may be kept of, and then few, so that
+    those expire."""
+    mix, sleep = scene.mix, scene.cluster.clock.sleep
+    await sleep(_NOTICED_S)
+    while True:
+        mix.prompt, mix.shared, mix.rate = _LONG_PROMPT, 0, _BURST
+        await sleep(_BURST_S)
+        mix.prompt, mix.rate = _PROMPT, _REST
+        await sleep(_REST_S)
+
+
 async def _certificate(scene: FaultScene) -> None:
-    scene.wall_s += _PASSED_DAYS * 86_400.0
+    scene.expires_s = scene.wall_s + _LEFT_DAYS * _DAY_S
+    if scene.certificate is not None:
+        write_certificate(scene.certificate, scene.wall_s, scene.expires_s)
 
 
 FAULTS = (
-    InjectedFault("queueing", "queue_wait", "KvasirTtftQueue", "waits", _queueing),
+    InjectedFault("queueing", "queue_wait", "KvasirTtftQueue", "waits", _queueing, also=("KvasirBrownOut",)),
     InjectedFault(
         "slow prefill", "slow_first_tokens", "KvasirTtftPrefill", "computing prompts", _slow_prefill
     ),
@@ -245,7 +323,7 @@ FAULTS = (
     InjectedFault(
         "partition", "worker_connecting", "KvasirWorkersDisconnected", "decode-2 is not connected", _partition
     ),
-    InjectedFault("tier in trouble", "tier", "KvasirTierTrouble", "the disk tier of worker decode-2", _tier),
+    InjectedFault("tier in trouble", "tier", "KvasirTierTrouble", "the disk tier of worker prefill-0", _tier),
     InjectedFault(
         "old certificate", "certificate_expires", "KvasirCertificateExpires", "in 10 days", _certificate
     ),
@@ -266,6 +344,15 @@ FAULTS = (
         _control_stops,
         64.0,
         also=("KvasirDiscoveryStale",),
+    ),
+    InjectedFault("no workers", "not_ready", "KvasirNoWorkers", "is not served", _no_workers),
+    InjectedFault(
+        "forgotten caches",
+        "stale_index",
+        "KvasirHitRateFell",
+        "the index does not know what",
+        _forgotten_cache,
+        70.0,
     ),
     InjectedFault("failing workers", "failing_requests", "KvasirRequestsFail", "worker_failed", _failing),
 )

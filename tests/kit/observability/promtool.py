@@ -22,6 +22,7 @@ from kvasir_platform.edge.exposition import Families
 ALERTS_FILE = Path(__file__).resolve().parents[3] / "helm" / "kvasir" / "files" / "alerts.yaml"
 BEFORE_MIN = 30
 AFTER_MIN = 35
+_MOVED = 0.05
 _GOT = re.compile(
     r"time: (?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?,\s*exp:.*?got:\[?(.*?)(?:\n\s*\n|\n\s*expr:|\Z)", re.DOTALL
 )
@@ -31,14 +32,14 @@ _NAME = re.compile(r'alertname=\\?"(\w+)\\?"')
 @dataclass(frozen=True, slots=True)
 class Watched:
     """Three scrapes of a fleet: `calm_s` seconds from `first` to `before`, and `fault_s` to `after`.
-    `walls_s` is Unix time in seconds before the fault, and after it."""
+    `wall_s` is Unix time in seconds, of all three."""
 
     first: Families
     before: Families
     after: Families
     calm_s: float
     fault_s: float
-    walls_s: tuple[float, float]
+    wall_s: float
 
 
 def rules(alerts: Sequence[Mapping[str, Any]], scale: float = 1.0) -> dict[str, Any]:
@@ -110,10 +111,7 @@ def _series(watched: Watched) -> Iterator[dict[str, str]]:
             began = 0.0 if first is None else first.series.get(series, 0.0)
             if family.endswith("_timestamp_seconds"):
                 # Time begins with zero for promtool.
-                left = [
-                    moment - wall + 60 * BEFORE_MIN
-                    for moment, wall in zip((was or 0.0, value), watched.walls_s, strict=True)
-                ]
+                left = [moment - watched.wall_s + 60 * BEFORE_MIN for moment in (was or 0.0, value)]
                 values = f"{left[0]:.0f}x{BEFORE_MIN} {left[1]:.0f}x{AFTER_MIN}"
             elif after.kind == "gauge":
                 values = f"{'_' if was is None else f'{was:g}'}x{BEFORE_MIN} {value:g}x{AFTER_MIN}"
@@ -124,6 +122,25 @@ def _series(watched: Watched) -> Iterator[dict[str, str]]:
                 calm, fault = (was - began) * 60 / watched.calm_s, grown * 60 / watched.fault_s
                 values = f"0+{calm:g}x{BEFORE_MIN} {calm * BEFORE_MIN + fault:g}+{fault:g}x{AFTER_MIN}"
             yield {"series": series, "values": values}
+
+
+def moved(watched: Watched) -> set[str]:
+    """The names of series of which a gauge changed by more than a twentieth, or a counter's rate did."""
+    found = set[str]()
+    for family, after in watched.after.items():
+        before, first = (part.get(family) for part in (watched.before, watched.first))
+        gone = set[str]() if before is None else before.series.keys() - after.series.keys()
+        found |= {series.partition("{")[0] for series in gone}
+        for series, value in after.series.items():
+            was, began = (0.0 if part is None else part.series.get(series, 0.0) for part in (before, first))
+            old, new = was, value
+            if after.kind != "gauge":
+                old, new = (was - began) / watched.calm_s, (value - was) / watched.fault_s
+            elif family.endswith("_timestamp_seconds"):
+                old, new = was - watched.wall_s, value - watched.wall_s
+            if abs(new - old) > _MOVED * abs(old):
+                found.add(series.partition("{")[0])
+    return found
 
 
 def _scaled(expression: str, scale: float) -> str:

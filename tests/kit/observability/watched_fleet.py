@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+import math
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from tests.kit.observability.mix import TENANTS, FaultScene, TrafficMix
+from tests.kit.observability.mix import MOST_AT_ONCE, TENANTS, FaultScene, TrafficMix
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.demand import PoolForecast, PoolPlan
@@ -38,6 +39,7 @@ from kvasir_platform.sim.cluster import Cluster
 _WIDE = 200
 _PRICE, _BUDGET = 0.01, 10.0
 _GPU_BYTES, _WATTS = 80 << 30, 700.0
+_AT_LIMIT = "concurrency_limit"
 
 
 class WatchedFleet:
@@ -50,15 +52,16 @@ class WatchedFleet:
     ) -> None:
         self.metrics: Metrics = make_metrics(spec)
         self.cluster = Cluster(spec, clock, seed=seed, on_decision=self.metrics.decided)
-        self.scene = FaultScene(self.cluster, TrafficMix(), wall_s)
+        self.scene = FaultScene(
+            self.cluster, TrafficMix(), wall_s, expires_s, _path(spec.gateway.tls.cert_file)
+        )
         self._clock = clock
         self._rng = Random(seed)
         slo = spec.slo[0]
         self._slo = SloClass(slo.name, slo.ttft_s, slo.itl_s)
         self._model = spec.model.name
-        self._running: Counter[str] = Counter()
+        self._usages = {name: TenantUsage(name) for name in TENANTS}
         self._spec = spec
-        self._expires_s = expires_s
         self._number = 0
         self._costs = CostLedger("watched", Prices(spec), clock.now, lambda: self.scene.wall_s)
 
@@ -66,13 +69,14 @@ class WatchedFleet:
         """Start the fleet."""
         await self.cluster.start()
         router, metrics = self.cluster.router, self.metrics
+        metrics.track_in_flight(lambda: router.in_flight)
         metrics.track_index(router.index_stats)
         metrics.track_accounting(router.accounting)
         metrics.track_links(router.link_transfers)
         metrics.track_regret(router.regret)
         metrics.track_admission(router.admission)
         metrics.track_tenants(self._tenants)
-        metrics.track_certificate(lambda: self._expires_s)
+        metrics.track_certificate(lambda: self.scene.expires_s)
         metrics.track_scaling(self._plans, self._unanswered_s)
         metrics.track_discovery(self._unanswered_s)
         self._costs.source = router
@@ -134,6 +138,11 @@ class WatchedFleet:
     def _submit(self) -> None:
         mix, now = self.scene.mix, self._clock.now()
         tenant = mix.tenant(self._rng)
+        usage = self._usages[tenant]
+        if usage.running >= MOST_AT_ONCE:
+            usage.refused[_AT_LIMIT] = usage.refused.get(_AT_LIMIT, 0) + 1
+            self.metrics.request_refused(_AT_LIMIT, self._model)
+            return
         self._number += 1
         request = Request(
             request_id=f"w{self._number}",
@@ -150,7 +159,9 @@ class WatchedFleet:
             if isinstance(event, Delta):
                 gaps.add(event)
             else:
-                self._running[tenant] -= 1
+                usage.running -= 1
+                usage.prompt_tokens += event.usage.prompt_tokens
+                usage.output_tokens += event.usage.output_tokens
                 self.metrics.request_finished(event)
                 self._costs.ended(event)
 
@@ -159,7 +170,8 @@ class WatchedFleet:
         except KvasirError as error:
             self.metrics.request_refused(error.code, self._model)
         else:
-            self._running[tenant] += 1
+            usage.running += 1
+            usage.requests += 1
 
     def _unanswered_s(self) -> float:
         """Return the seconds since planner and discovery stopped to answer; 0 while they do."""
@@ -167,14 +179,16 @@ class WatchedFleet:
         return 0.0 if stopped_s is None else self._clock.now() - stopped_s
 
     def _plans(self) -> dict[str, PoolPlan]:
-        """Return what a planner would say that keeps the sizes of pools."""
+        """Return what a planner would say that sizes pools for twice their load, as long as it answers."""
         plans = {}
         for pool in self._spec.pools:
             views = [view for view in self.cluster.router.workers() if view.pool == pool.name]
             serving = sum(view.state == "ready" for view in views)
             load = sum(view.in_flight for view in views) / pool.engine.max_num_seqs
-            forecast = PoolForecast(load, load, 2 * load, ("pool keeps its size",))
-            plans[pool.name] = PoolPlan(pool.replicas, serving, pool.replicas - serving, True, forecast)
+            desired = max(pool.replicas, math.ceil(2 * load))
+            forecast = PoolForecast(load, load, 2 * load, ("twice its load",))
+            applied = self.scene.control_stopped_s is None
+            plans[pool.name] = PoolPlan(desired, serving, desired - serving, applied, forecast)
         return plans
 
     def _claimed(self) -> CostStats:
@@ -195,7 +209,7 @@ class WatchedFleet:
             worker.faults.gpus = (GpuLoad(0, float(full > 0), used, _GPU_BYTES, _WATTS * full, full, full),)
 
     def _tenants(self) -> TenantStats:
-        return TenantStats(tuple(TenantUsage(name, running=self._running[name]) for name in TENANTS), None)
+        return TenantStats(tuple(self._usages.values()), None)
 
 
 class _Gaps:
@@ -222,6 +236,10 @@ class _Answer:
     def respond(self, status: int, body: bytes, *_: bytes) -> None:
         """Keep the answer."""
         self.body = body
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
 
 
 def _page(show: Callable[[Exchange], None]) -> dict[str, Any]:
