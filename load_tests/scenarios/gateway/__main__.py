@@ -8,12 +8,13 @@ token on each session as well; in those of `kvasir-no-fast-path` every delta goe
 Peers run in front of workers that give the same answers at the same rate over the peers' protocol. Rows of
 `observability` compare routers with all of it on and with all of it off: costs, traces, exemplars, records of
 decisions, the console and Prometheus. Client, systems and workers share the machine; the CPU of the process
-under test is compared.
+under test is compared. The row of `console` has the pages of the console for many workers and streams.
 
     make bench-gateway
     make bench-gateway ARGS="--quick"                 a look; writes no report
     make bench-gateway ARGS="--peers haproxy,dynamo"  or none
     make bench-gateway ARGS="--only observability"    these rows; the others stay as the report has them
+    make bench-gateway ARGS="--only console"          likewise
 """
 
 from __future__ import annotations
@@ -32,12 +33,19 @@ from tokenizers import Tokenizer
 
 from kvasir import native
 from load_tests.report import REPORTS, Row, read, write
-from load_tests.scenarios.gateway import bodies, measure, pacing
+from load_tests.scenarios.gateway import bodies, console, measure, pacing
 from load_tests.scenarios.gateway.in_turn import observability
 from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up, whole_requests
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import Child, ProcessError
-from load_tests.scenarios.gateway.rows import chunk_rows, request_rows, rss_rows, ttft_rows, whole_rows
+from load_tests.scenarios.gateway.rows import (
+    chunk_rows,
+    request_rows,
+    rss_rows,
+    ttft_rows,
+    whole_rows,
+    without,
+)
 from load_tests.scenarios.gateway.systems import WORKERS, Stand, System, await_serving, spec
 from load_tests.scenarios.gateway.usage import proportional_bytes, resident_bytes
 from load_tests.scenarios.tokenizing import Texts
@@ -46,6 +54,8 @@ from load_tests.vocabulary import MERGED, large_model, vocabulary_hash
 ROUNDS, BLOCKS = 3, 1_000_000
 QUICK_SCALE, QUICK_BLOCKS = 0.15, 100_000
 _SAMPLES, _SAMPLE_CHARS = 256, 4096
+_BEGINNINGS = {"observability": observability.BEGINNING, "console": console.BEGINNING}
+"""Of the names of the rows that can be measured alone."""
 PEERS = ("haproxy", "nginx", "sglang-router", "vllm-router", "dynamo")
 
 
@@ -159,11 +169,15 @@ def all_rows(folder: Path, peers: list[str], *, quick: bool, only: str | None) -
         rows, digest = run(folder, peers, quick=quick)
         say(f"configuration {digest}")
     elif not quick:
-        rows = observability.without_these(read(REPORTS / "gateway.json"))
+        rows = without(read(REPORTS / "gateway.json"), _BEGINNINGS[only])
     if only is None and quick:
         return rows
     rounds, scale = (2, QUICK_SCALE) if quick else (observability.ROUNDS, 1.0)
-    return rows + observability.observability_rows(folder, rounds=rounds, scale=scale)
+    if only in {None, "observability"}:
+        rows += observability.observability_rows(folder, rounds=rounds, scale=scale)
+    if only in {None, "console"}:
+        rows += console.console_rows()
+    return rows
 
 
 def main() -> None:
@@ -175,7 +189,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one short round; writes no report")
     parser.add_argument("--peers", default=",".join(PEERS), help="none, or names of: " + ", ".join(PEERS))
-    parser.add_argument("--only", choices=("observability",), help="measure these rows, and keep the others")
+    parser.add_argument("--only", choices=tuple(_BEGINNINGS), help="measure these rows, and keep the others")
     args = parser.parse_args()
     peers = [] if args.peers == "none" else args.peers.split(",")
     if unknown := [name for name in peers if name not in PEERS]:

@@ -225,3 +225,8 @@ def rss_rows(held: int, resident: tuple[int, int, int], tree_mb: float, note: st
             note="proportional set size, which counts shared pages once",
         ),
     ]
+
+
+def without(rows: Sequence[Row], beginning: str) -> list[Row]:
+    """Return the rows of a report whose names begin otherwise; they keep the run that measured them."""
+    return [row for row in rows if not row.name.startswith(beginning)]

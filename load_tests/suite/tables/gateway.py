@@ -129,6 +129,7 @@ WHOLE = Scenario(
             what=("100 B", "chunk, 32"),
             kind=("default", "traced", "control"),
         ),
+        "console, 200 workers and 10,000 streams",
         *_RSS,
         "configuration",
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from load_tests.report import Row, Run
-from load_tests.scenarios.gateway import bodies, client, rows
+from load_tests.scenarios.gateway import bodies, client, console, rows
 from load_tests.scenarios.gateway.client import BenchError, Conversation
 from load_tests.scenarios.gateway.in_turn import observability
 from load_tests.scenarios.gateway.measure import Samples
@@ -292,10 +292,17 @@ def test_routers_take_turns_at_each_place_of_a_round() -> None:
         assert sorted(order[place] for order in orders) == sorted("abcd" * 2)
 
 
+def test_the_pages_of_the_console_are_measured_while_streams_run() -> None:
+    (row,) = console.console_rows(workers=4, streams=40, ended=60)
+    assert row.name == "console, 4 workers and 40 streams"
+    assert row.value > 0.0
+    assert row.target == console.MOST_MS
+
+
 def test_other_rows_of_the_report_keep_the_run_that_measured_them() -> None:
     earlier = Run("old", "2026-01-01", "a machine", "a command")
     report = [
         Row("request, 100 B", 0.8, "CPU s/1k", "lower", run=earlier),
         Row("observability, 100 B, default", 900.0, "CPU µs a request", "lower", run=earlier),
     ]
-    assert observability.without_these(report) == report[:1]
+    assert rows.without(report, observability.BEGINNING) == report[:1]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from load_tests.scenarios.agreement.__main__ import LOADS
-from load_tests.scenarios.alerts.recognition import VIRTUAL_ONLY
 from load_tests.scenarios.cluster.run import LOSSES
 from load_tests.scenarios.eviction import FLOOR, KINDS
+from load_tests.scenarios.gateway import console
 from load_tests.scenarios.gateway.bodies import SIZES, WARM
 from load_tests.scenarios.gateway.in_turn import observability
 from load_tests.scenarios.gateway.measure import DELTAS_A_MESSAGE, WHOLE_STEPS
@@ -30,7 +30,7 @@ def declared(report: str, beginning: str, end: str) -> set[str]:
 
 
 def test_faults_losses_and_the_rows_of_the_scorecard_are_declared() -> None:
-    faults = {each.name for each in FAULTS} - set(VIRTUAL_ONLY)
+    faults = {each.name for each in FAULTS}
     assert {name for name in declared("alerts", "", ": ") if name} == faults
     assert declared("cluster", "", ": ") == {title for title, _ in LOSSES.values()}
     heads = {f"row {number}: {title}" for number, title in ROWS.items()}
@@ -65,7 +65,8 @@ def test_measurements_of_the_gateway_and_of_kv_are_declared() -> None:
     assert {f"request, {size.name}" for size in (*SIZES, WARM)} <= rows
     assert {f"chunk, {deltas} deltas a message" for deltas in DELTAS_A_MESSAGE} <= rows
     assert {f"whole request, {deltas} streams a step" for deltas in WHOLE_STEPS} <= rows
-    assert any(name.startswith(observability.BEGINNING) for name in rows)
+    for beginning in (observability.BEGINNING, console.BEGINNING):
+        assert any(name.startswith(beginning) for name in rows)
     rows = set(SCENARIOS["kv"].rows)
     assert {f"tcp: raw TCP, {case.name}" for case in cases()} <= rows
     assert {f"ttft: from disk, {tokens} tokens" for tokens in LENGTHS} <= rows

@@ -100,8 +100,3 @@ def rows_of(samples: Samples, names: dict[str, str]) -> list[Row]:
                 )
             )
     return rows
-
-
-def without_these(rows: Sequence[Row]) -> list[Row]:
-    """Return the other rows of a report, which keep the run that measured them."""
-    return [row for row in rows if not row.name.startswith(BEGINNING)]
