@@ -33,7 +33,7 @@ from kvasir.core.membership import Endpoint
 from kvasir.ports.clock import Clock
 from kvasir.ports.discovery import Discovery
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.logs import configure_logging
+from kvasir.telemetry.logs import RequestLog, configure_logging
 from kvasir.telemetry.metrics import Metrics
 from kvasir_platform.apps.common.peer_tls import cell_files, router_files, tls_names, with_tls_dir
 from kvasir_platform.apps.common.session_token import session_token
@@ -197,7 +197,7 @@ def _router(
         clock=parts.clock,
         rng=random.Random(),  # noqa: S311 - spreads ties, guards nothing
         router_id=parts.router_id,
-        on_summary=_observers(parts.rollouts, parts.costs),
+        on_summary=_observers(parts),
         on_decision=metrics.decided,
         profile=None if stated is None else read_profile(Path(stated)),
         fast_path=fast_path,
@@ -276,17 +276,22 @@ def _track(metrics: Metrics, router: Router | RouterMux, discovery: Discovery) -
     metrics.track_discovery(discovery.stale_s)
 
 
-def _observers(rollouts: Rollouts | None, costs: CostKeeper | None) -> Callable[[RequestSummary], None]:
+def _observers(parts: _Parts) -> Callable[[RequestSummary], None]:
     """Return what is called for each request that ended."""
-    if costs is None:
-        return unobserved if rollouts is None else rollouts.ended
-    if rollouts is None:
-        return costs.ledger.ended
-    charged, judged = costs.ledger.ended, rollouts.ended
+    observers: list[Callable[[RequestSummary], None]] = []
+    if parts.costs is not None:
+        observers.append(parts.costs.ledger.ended)
+    if parts.rollouts is not None:
+        observers.append(parts.rollouts.ended)
+    logged = parts.deployment.telemetry.request_logs
+    if logged != "none":
+        observers.append(RequestLog(every=logged == "all").ended)
+    if len(observers) < 2:
+        return observers[0] if observers else unobserved
 
     def ended(summary: RequestSummary) -> None:
-        charged(summary)
-        judged(summary)
+        for observer in observers:
+            observer(summary)
 
     return ended
 

@@ -22,7 +22,7 @@ from kvasir.core import errors
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.ports.router import RequestSummary, WorkerView
-from kvasir.telemetry.logs import JsonFormatter
+from kvasir.telemetry.logs import FAILED_PER_S, JsonFormatter, RequestLog
 from kvasir.telemetry.metrics import Metrics, trace_id_of
 from kvasir.telemetry.reasons import REASONS, http_status, markdown_table, outcome_label, with_table
 from kvasir.telemetry.spans import SpanRecorder, TraceContext, otlp_recorder
@@ -328,3 +328,46 @@ def test_a_log_line_is_one_json_object() -> None:
     assert (shown["level"], shown["message"], shown["request_id"]) == ("error", "it broke", "r-1")
     assert shown["path"] == "x"
     assert "two\nlines" in shown["exception"]
+
+
+def logged(*ended: RequestSummary, every: bool = False) -> list[dict[str, object]]:
+    """The lines that these requests get."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("kvasir.requests")
+    logger.addHandler(handler)
+    before, logger.level = logger.level, logging.INFO
+    try:
+        log = RequestLog(every=every)
+        for summary in ended:
+            log.ended(summary)
+    finally:
+        logger.level = before
+        logger.removeHandler(handler)
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+FAILED = replace(SUMMARY, outcome="worker_lost", tenant="acme")
+
+
+def test_a_request_that_failed_has_a_line_with_its_ids_and_without_content() -> None:
+    (line,) = logged(SUMMARY, FAILED, replace(SUMMARY, outcome="client_closed"))
+    assert (line["level"], line["message"], line["outcome"]) == ("warning", "a request failed", "worker_lost")
+    assert (line["request_id"], line["tenant"], line["trace_id"]) == ("r", "acme", TRACE)
+    assert (line["decode_worker"], line["queued_s"], line["ttft_s"], line["e2e_s"]) == ("d-0", 0.2, 1.0, 2.0)
+    assert (line["prompt_tokens"], line["output_tokens"]) == (100, 11)
+
+
+def test_lines_of_failed_requests_are_bounded_and_those_left_out_are_counted() -> None:
+    burst = [replace(FAILED, finished_s=12.0 + each / 100) for each in range(FAILED_PER_S + 7)]
+    lines = logged(*burst, replace(FAILED, finished_s=13.5), replace(FAILED, finished_s=13.6))
+    assert len(lines) == FAILED_PER_S + 2
+    assert [line.get("omitted") for line in lines[-3:]] == [None, 7, None]
+
+
+def test_each_request_has_a_line_where_that_is_asked_for() -> None:
+    burst = [replace(FAILED, finished_s=12.0)] * (FAILED_PER_S + 7)
+    lines = logged(SUMMARY, replace(SUMMARY, outcome="client_closed"), *burst, every=True)
+    assert [line["outcome"] for line in lines[:2]] == ["ok", "client_closed"]
+    assert len(lines) == len(burst) + 2

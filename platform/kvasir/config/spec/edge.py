@@ -341,6 +341,10 @@ class TelemetrySpec(Spec):
     """Show ids of traces at latencies, to a Prometheus that asks /metrics for OpenMetrics. Only without edge
     processes (`gateway.edges: 0`)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    request_logs: Literal["none", "failed", "all"] = "failed"
+    """Requests that get a line in the router's log when they end: ids of request and trace, tenant, workers,
+    times and counts of tokens, and no content. Of those that failed, at most 20 a second, unless `all` get
+    one."""
 
     @field_validator("otlp_endpoint")
     @classmethod
