@@ -7,6 +7,7 @@ from functools import partial
 
 from kvasir.config.spec.tenants import Scope
 from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, Admission, either_key
+from kvasir_platform.gateway.console.live_pages import LivePages
 from kvasir_platform.gateway.console.shared_page import KEPT_S, SURVEYED_S, SharedPage
 from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES
 from kvasir_platform.gateway.endpoints import Endpoints
@@ -127,17 +128,25 @@ class Routes:
 
     def _console_table(self) -> dict[str, Route]:
         """Return the routes of the console, and of the pages that its viewers share."""
-        operate = self._served.operate
+        served, operate = self._served, self._served.operate
+        pages = {
+            path: self._shared(path, page)
+            for path, page in (
+                ("/status", operate.status),
+                (REQUESTS, operate.requests),
+                ("/metrics", operate.metrics),
+                (COSTS, operate.costs),
+            )
+        }
+        live = LivePages(
+            {path: pages[path] for path in ("/status", REQUESTS)}, self._now, lambda: served.pages.draining
+        )
         return {
-            CONSOLE: ("GET", _everyones(self._served.console.serve)),
+            CONSOLE: ("GET", _everyones(served.console.serve)),
+            CONSOLE_FILES + "live": ("GET", self._operators(live.serve)),
             **{
-                CONSOLE_FILES + path.lstrip("/"): ("GET", self._operators(self._shared(path, page)))
-                for path, page in (
-                    ("/status", operate.status),
-                    (REQUESTS, operate.requests),
-                    ("/metrics", operate.metrics),
-                    (COSTS, operate.costs),
-                )
+                CONSOLE_FILES + path.lstrip("/"): ("GET", self._operators(page))
+                for path, page in pages.items()
             },
         }
 

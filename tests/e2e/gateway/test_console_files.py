@@ -69,10 +69,20 @@ async def test_everyone_gets_the_page_and_only_operators_its_data(start: Any, tm
     assert page.status == 200
     for name in read_site():
         assert (await edge.get(f"/console/{name}")).status == 200
-    for data in ("status", "requests", "prefixes", "metrics"):
+    for data in ("status", "requests", "prefixes", "metrics", "live"):
         reply = await edge.get(f"/console/{data}")
         assert (reply.status, json.loads(reply.body)["error"]["code"]) == (401, "invalid_api_key")
-        assert (await edge.get(f"/console/{data}", bearer("good"))).status == 200
+        if data != "live":
+            assert (await edge.get(f"/console/{data}", bearer("good"))).status == 200
+
+
+async def test_a_viewer_gets_the_pages_as_events(edge: Any) -> None:
+    reader, writer = await edge.connect()
+    writer.write(b"GET /console/live HTTP/1.1\r\nHost: t\r\n\r\n")
+    assert b"content-type: text/event-stream" in await reader.readuntil(b"\r\n\r\n")
+    for name in (b"status", b"requests"):
+        await reader.readuntil(b"event: " + name + b"\ndata: ")
+        assert "in_flight" in json.loads(await reader.readuntil(b"\n\n"))
 
 
 async def test_the_page_may_load_nothing_from_outside_and_run_nothing_inline(edge: Any) -> None:

@@ -1,7 +1,7 @@
 """One page of data for any number of viewers.
 
-The console asks every second. What that costs the router must not grow with the number of people who look, so
-a page is rendered once a second at most and its bytes go to all of them.
+The console needs it every second. What that costs the router must not grow with the number of viewers, so a
+page is rendered once a second at most and its bytes go to all of them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { keepKey, keyOf, type ApiError } from "./lib/api";
-import { useFeed } from "./lib/feed";
 import { History } from "./lib/history";
+import { useLive } from "./lib/live";
 import { seconds } from "./lib/format";
-import type { Requests, Status } from "./lib/types";
 import { Empty } from "./parts/basics";
 import { Fleet } from "./views/fleet";
 import { Playground } from "./views/playground";
@@ -45,8 +44,10 @@ export function App() {
 
 function Signed({ view, item, again }: { view: string; item: string; again: () => void }) {
   const history = useMemo(() => new History(), []);
-  const status = useFeed<Status>("console/status", (data) => history.status(data, performance.now()));
-  const requests = useFeed<Requests>("console/requests", (data) => history.requests(data, performance.now()));
+  const { status, requests } = useLive({
+    status: (data) => history.status(data, performance.now()),
+    requests: (data) => history.requests(data, performance.now()),
+  });
   useEffect(() => {
     document.title = status.data === null ? "Kvasir" : `${status.data.deployment} · Kvasir`;
   }, [status.data?.deployment]);

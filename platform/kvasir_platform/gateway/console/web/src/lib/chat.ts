@@ -1,6 +1,7 @@
 // One streamed answer of a chat, with the times at which its parts came.
 
 import { call } from "./api";
+import { events } from "./events";
 
 export interface Message {
   role: "system" | "user" | "assistant";
@@ -108,7 +109,7 @@ export async function ask(
   if (side.policy !== "") headers["x-kvasir-policy"] = side.policy;
   const reply = await call("v1/chat/completions", { who: chosen ? "operator" : "client", body, signal, headers });
   let answer: Answer = { ...NOTHING, request_id: reply.headers.get("x-request-id") ?? "" };
-  for await (const data of events(reply)) {
+  for await (const { data } of events(reply)) {
     if (data === "[DONE]") break;
     const chunk = JSON.parse(data) as Chunk;
     if (chunk.error !== undefined) throw new Error(chunk.error.message);
@@ -137,19 +138,6 @@ function added(before: Answer, chunk: Chunk, now: number): Answer {
   }
   answer.finish = choice.finish_reason ?? answer.finish;
   return answer;
-}
-
-async function* events(reply: Response): AsyncGenerator<string> {
-  if (reply.body === null) return;
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop() ?? "";
-    for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6).trim();
-  }
 }
 
 /** Mean seconds between two tokens; null for fewer than two. */

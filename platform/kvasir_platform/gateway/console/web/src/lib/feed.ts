@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { ApiError, call } from "./api";
 
 export const INTERVAL_MS = 1000;
-const SLOWEST_MS = 15_000;
+export const SLOWEST_MS = 15_000;
 
 export interface Seen<T> {
   data: T | null;

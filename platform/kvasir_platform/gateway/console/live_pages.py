@@ -1,0 +1,92 @@
+"""Pages of data as events, one stream for each viewer of the console.
+
+A page is rendered once a second for all viewers together. Streams end after some minutes, so that a key that
+no longer lets its owner in is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from kvasir.core.errors import CapacityError, KvasirError
+from kvasir_platform.gateway.http.exchange import EVENT_STREAM, Exchange
+from kvasir_platform.gateway.http.inner_exchange import InnerExchange, Rendered
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+MOST_VIEWERS = 64
+STREAM_S = 300.0
+"""After this long a stream ends, and its viewer asks for the next one."""
+
+
+class LivePages:
+    """GET of a stream with an event for each of `pages` at once and every EVERY_S: its name, and its body as
+    data, or that of its error. `pages` are by path. A viewer that reads too slowly misses events. `now` is
+    monotonic, in seconds; while the gateway is `draining`, streams end."""
+
+    def __init__(
+        self,
+        pages: Mapping[str, Callable[[Exchange], None]],
+        now: Callable[[], float],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._pages = pages
+        self._now = now
+        self._draining = draining
+        self._viewers: list[tuple[Exchange, float]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def serve(self, exchange: Exchange) -> None:
+        """Begin a stream. Raise CapacityError if there are too many."""
+        if exchange.request.method == "HEAD":
+            exchange.respond(200, b"", EVENT_STREAM)
+            return
+        self._viewers = [each for each in self._viewers if each[0].open]
+        if len(self._viewers) >= MOST_VIEWERS:
+            raise CapacityError("Too many people look at the console.", code="no_capacity", retry_after_s=5.0)
+        exchange.begin(b"retry: %d\n\n" % int(EVERY_S * 1000))
+        self._viewers.append((exchange, self._now()))
+        if self._timer is None:
+            self._set_timer()
+        self._show([exchange])
+
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now, draining = self._now(), self._draining()
+        for exchange, since_s in self._viewers:
+            if draining or now - since_s > STREAM_S:
+                exchange.end(b"")
+        self._viewers = [each for each in self._viewers if each[0].open]
+        if self._viewers:
+            self._set_timer()
+            self._show([exchange for exchange, _ in self._viewers])
+
+    def _show(self, viewers: Sequence[Exchange]) -> None:
+        for path, page in self._pages.items():
+            asked = InnerExchange("GET", path, b"", _sending(viewers, path.strip("/").encode()))
+            try:
+                page(asked)
+            except KvasirError as error:
+                asked.fail(error)
+            # As in the gateway, an internal error must not end what serves the others.
+            except Exception as error:
+                log.exception("cannot render the page %s", path)
+                asked.fail(error)
+
+
+def _sending(viewers: Sequence[Exchange], name: bytes) -> Rendered:
+    """Return what sends a page as an event of that name."""
+
+    def send(status: int, body: bytes, content_type: bytes, headers: bytes) -> None:
+        event = b"event: %b\ndata: %b\n\n" % (name, body.replace(b"\n", b"\ndata: "))
+        for exchange in viewers:
+            if not exchange.lagging:
+                exchange.frame(event)
+
+    return send
