@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.core.requests import DEFAULT_SLO, Delta, EngineRequest, FinishReason, SloClass, Timings, Usage
 from kvasir.ports.clock import Rng
-from kvasir.telemetry.spans import SpanIds, otlp_processor, recorded_parent, tracer_provider
+from kvasir.telemetry.spans import EndedSpans, otlp_processor, recorded_parent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -39,18 +39,11 @@ class LegSpanRecorder:
         rng: Rng | None = None,
         slo: SloClass = DEFAULT_SLO,
     ) -> None:
-        # Imported here so that a process without tracing never loads the SDK.
-        from opentelemetry import trace
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self._provider = tracer_provider(
+        self._spans = EndedSpans(
             processor,
             {"service.name": service, "service.instance.id": worker_id},
-            SpanIds(random.SystemRandom() if rng is None else rng),
+            random.SystemRandom() if rng is None else rng,
         )
-        self._tracer = self._provider.get_tracer("kvasir")
-        self._propagator = TraceContextTextMapPropagator()
-        self._trace = trace
         self._wall_ns = wall_ns
         self._slo = slo
 
@@ -65,22 +58,19 @@ class LegSpanRecorder:
         end = self._wall_ns()
         begin = end - int(elapsed_s * _NS)
         usage = last.usage or Usage()
-        span = self._tracer.start_span(
-            f"leg.{request.leg.value}",
-            self._propagator.extract({"traceparent": parent, "tracestate": state}),
-            kind=self._trace.SpanKind.SERVER,
-            start_time=begin,
-            attributes=_attributes(request, last, usage),
-        )
-        if last.finish is FinishReason.ERROR:
-            span.set_status(self._trace.StatusCode.ERROR, last.error)
-        context = self._trace.set_span_in_context(span)
+        spans = self._spans
+        above = spans.parent(parent, state)
+        own = spans.child(above)
         at = begin
         for name, lasted_s, attributes in _stages(last.timings or Timings(), usage):
-            stage = self._tracer.start_span(name, context, start_time=at, attributes=attributes)
-            at = min(end, at + int(lasted_s * _NS))
-            stage.end(at)
-        span.end(end)
+            until = min(end, at + int(lasted_s * _NS))
+            spans.add(name, spans.child(own), own, (at, until), attributes)
+            at = until
+        error = last.error if last.finish is FinishReason.ERROR else None
+        attributes_of_leg = _attributes(request, last, usage)
+        spans.add(
+            f"leg.{request.leg.value}", own, above, (begin, end), attributes_of_leg, serves=True, error=error
+        )
 
     def _promised_s(self, last: Delta) -> float:
         tokens = 0 if last.usage is None else last.usage.output_tokens
@@ -88,7 +78,7 @@ class LegSpanRecorder:
 
     def close(self) -> None:
         """Export pending spans, within the timeout of the exporter."""
-        self._provider.shutdown()
+        self._spans.close()
 
 
 def otlp_leg_recorder(

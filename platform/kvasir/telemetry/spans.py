@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvasir.core.values import value
@@ -18,8 +18,8 @@ from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import SpanContext
 
 _NS = 1_000_000_000
 MOST_PER_S = 1_000
@@ -80,30 +80,20 @@ class SpanRecorder:
         share: float = 1.0,
         most_per_s: int = MOST_PER_S,
     ) -> None:
-        # Imported here so that a process without tracing never loads the SDK.
-        from opentelemetry import trace
-        from opentelemetry.trace.propagation.tracecontext import (
-            TraceContextTextMapPropagator,
-        )
-
         # Ids have to be unique, not secret, and the system's generator takes ten times as long.
         self._rng = random.Random() if rng is None else rng  # noqa: S311
         self._share = share
         self._most_per_s = most_per_s
         self._second = self._begun = 0
-        self._ids = SpanIds(self._rng)
-        self._provider = tracer_provider(processor, {"service.name": service}, self._ids)
-        self._tracer = self._provider.get_tracer("kvasir")
-        self._propagator = TraceContextTextMapPropagator()
-        self._trace = trace
+        self._spans = EndedSpans(processor, {"service.name": service}, self._rng)
         self._wall_ns = wall_ns
 
     def begin(self, parent: str = "", state: str = "") -> TraceContext:
         """Return the context of a call that starts under the client's `parent`, if any. A trace that the
         client does not sample is not sampled here."""
-        trace_id = parent[3:35] if parent else f"{self._ids.generate_trace_id():032x}"
+        trace_id = parent[3:35] if parent else f"{self._spans.trace_id():032x}"
         whole = is_sampled(parent) if parent else self._begins_whole()
-        own = f"00-{trace_id}-{self._ids.generate_span_id():016x}-{int(whole):02x}"
+        own = f"00-{trace_id}-{self._spans.span_id():016x}-{int(whole):02x}"
         return TraceContext(parent, state if parent or whole else _TAIL, own)
 
     def record(
@@ -126,33 +116,28 @@ class SpanRecorder:
         def wall(seconds: float) -> int:
             return offset + int(seconds * _NS)
 
-        carrier = {"traceparent": trace.parent, "tracestate": trace.state if trace.parent else ""}
-        self._ids.next_ids = int(trace.own[3:35], 16), int(trace.own[36:52], 16)
-        root = self._tracer.start_span(
-            "request",
-            self._propagator.extract(carrier),
-            kind=self._trace.SpanKind.SERVER,
-            start_time=wall(min(each.arrival_s for each in summaries)),
-            attributes=_attributes(summaries),
-        )
-        outcome = _outcome(summaries)
-        if outcome not in (OK, CONTENT_FILTER):
-            root.set_status(self._trace.StatusCode.ERROR, outcome)
-        context = self._trace.set_span_in_context(root)
+        spans = self._spans
+        parent = spans.parent(trace.parent, trace.state) if trace.parent else None
+        own = spans.context(int(trace.own[3:35], 16), int(trace.own[36:52], 16), parent)
         for summary in summaries:
             if len(summaries) == 1:
-                self._parts(summary, context, admitted_s, wall)
-            else:
-                prompt = self._tracer.start_span(
-                    "prompt", context, start_time=wall(summary.arrival_s), attributes=_attributes([summary])
-                )
-                self._parts(summary, self._trace.set_span_in_context(prompt), admitted_s, wall)
-                prompt.end(wall(summary.finished_s))
-        root.end(wall(max(each.finished_s for each in summaries)))
+                self._parts(summary, own, admitted_s, wall)
+                continue
+            prompt = spans.child(own)
+            self._parts(summary, prompt, admitted_s, wall)
+            times = wall(summary.arrival_s), wall(summary.finished_s)
+            spans.add("prompt", prompt, own, times, _attributes([summary]))
+        outcome = _outcome(summaries)
+        times = (
+            wall(min(each.arrival_s for each in summaries)),
+            wall(max(each.finished_s for each in summaries)),
+        )
+        error = None if outcome in (OK, CONTENT_FILTER) else outcome
+        spans.add("request", own, parent, times, _attributes(summaries), serves=True, error=error)
 
     def close(self) -> None:
         """Export pending spans, within the timeout of the exporter."""
-        self._provider.shutdown()
+        self._spans.close()
 
     def _begins_whole(self) -> bool:
         if self._share < 1.0 and self._rng.random() >= self._share:
@@ -164,35 +149,91 @@ class SpanRecorder:
         return self._begun <= self._most_per_s
 
     def _parts(
-        self, summary: RequestSummary, context: Context, admitted_s: float, wall: Callable[[float], int]
+        self, summary: RequestSummary, parent: SpanContext, admitted_s: float, wall: Callable[[float], int]
     ) -> None:
         for name, start, end, attributes in _parts(summary, admitted_s):
-            span = self._tracer.start_span(name, context, start_time=wall(start), attributes=attributes)
-            span.end(wall(max(start, end)))
+            times = wall(start), wall(max(start, end))
+            self._spans.add(name, self._spans.child(parent), parent, times, attributes)
 
 
-class SpanIds:
-    """Generates ids like opentelemetry.sdk.trace.IdGenerator. If set, `next_ids` (trace, span) are the ids of
-    the next span."""
+class EndedSpans:
+    """Passes spans of this process, described by `resource`, to `processor`.
 
-    def __init__(self, rng: Rng) -> None:
+    All that is known of a span is known when it is made. The SDK's tracer makes spans that are still to end,
+    each with a lock, limits and the decision of a sampler, which takes ten times as long."""
+
+    def __init__(self, processor: SpanProcessor, resource: dict[str, Any], rng: Rng) -> None:
+        # Imported here so that a process without tracing never loads the SDK.
+        from opentelemetry import trace
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._processor = processor
         self._rng = rng
-        self.next_ids: tuple[int, int] | None = None
+        self._trace = trace
+        self._make = ReadableSpan
+        self._resource = Resource.create(resource)
+        self._scope = InstrumentationScope("kvasir")
+        self._propagator = TraceContextTextMapPropagator()
+        self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 
-    def generate_trace_id(self) -> int:
-        """Return the trace id of a span without a parent. The SDK requests the span id afterwards."""
-        if self.next_ids is not None:
-            return self.next_ids[0]
+    def trace_id(self) -> int:
+        """Return a new id of a trace."""
         return self._rng.getrandbits(128) or 1
 
-    def generate_span_id(self) -> int:
-        """Return a span id."""
-        given, self.next_ids = self.next_ids, None
-        return given[1] if given is not None else self._rng.getrandbits(64) or 1
+    def span_id(self) -> int:
+        """Return a new id of a span."""
+        return self._rng.getrandbits(64) or 1
 
-    def is_trace_id_random(self) -> bool:
-        """Whether trace ids are uniformly random, which samplers can rely on."""
-        return True
+    def parent(self, traceparent: str, tracestate: str) -> SpanContext:
+        """Return the span of another process that these headers name."""
+        carrier = {"traceparent": traceparent, "tracestate": tracestate}
+        return self._trace.get_current_span(self._propagator.extract(carrier)).get_span_context()
+
+    def context(self, trace_id: int, span_id: int, parent: SpanContext | None) -> SpanContext:
+        """Return a span of this process, with the tracestate of its parent."""
+        state = None if parent is None else parent.trace_state
+        return self._trace.SpanContext(trace_id, span_id, False, self._sampled, state)
+
+    def child(self, parent: SpanContext) -> SpanContext:
+        """Return a new span below another."""
+        return self.context(parent.trace_id, self.span_id(), parent)
+
+    def add(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        times: tuple[int, int],
+        attributes: Mapping[str, Any],
+        *,
+        serves: bool = False,
+        error: str | None = None,
+    ) -> None:
+        """Record a span that lasted between two Unix times in nanoseconds. `serves`: it answers another
+        process. Without an `error` its status is not set."""
+        trace = self._trace
+        status = trace.Status() if error is None else trace.Status(trace.StatusCode.ERROR, error)
+        self._processor.on_end(
+            self._make(
+                name,
+                context,
+                parent,
+                self._resource,
+                attributes,
+                kind=trace.SpanKind.SERVER if serves else trace.SpanKind.INTERNAL,
+                status=status,
+                start_time=times[0],
+                end_time=times[1],
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    def close(self) -> None:
+        """Export pending spans, within the timeout of the exporter."""
+        self._processor.shutdown()
 
 
 _Part = tuple[str, float, float, dict[str, str | int]]
@@ -248,20 +289,6 @@ def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
     if summary.usage.transferred_bytes or summary.transfer_s:
         yield "transfer", prefilled, moved, {"kvasir.bytes": summary.usage.transferred_bytes}
     yield "decode", moved, summary.finished_s, {"kvasir.output_tokens": summary.usage.output_tokens}
-
-
-def tracer_provider(processor: SpanProcessor, resource: dict[str, Any], ids: SpanIds) -> TracerProvider:
-    """Return a provider of tracers whose spans go to `processor`, with these resource attributes."""
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-
-    provider = TracerProvider(
-        resource=Resource.create(resource),
-        shutdown_on_exit=False,
-        id_generator=ids,  # type: ignore[arg-type]  # the SDK's own class is not imported here
-    )
-    provider.add_span_processor(processor)
-    return provider
 
 
 def otlp_processor(endpoint: str) -> SpanProcessor:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import Tracer
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.kit.gateway.otlp_collector import collector
@@ -41,13 +41,13 @@ def recorder() -> tuple[InMemorySpanExporter, SpanRecorder]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of every span that is made in this process, by whomever."""
     names: list[str] = []
-    start_span = Tracer.start_span
+    make = ReadableSpan.__init__
 
-    def counted(tracer: Tracer, name: str, *args: Any, **options: Any) -> Any:
+    def counted(span: ReadableSpan, name: str, *args: Any, **options: Any) -> None:
         names.append(name)
-        return start_span(tracer, name, *args, **options)
+        make(span, name, *args, **options)
 
-    monkeypatch.setattr(Tracer, "start_span", counted)
+    monkeypatch.setattr(ReadableSpan, "__init__", counted)
     return names
 
 
