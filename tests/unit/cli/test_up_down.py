@@ -20,16 +20,19 @@ from tests.kit.processes import command_line, lives
 
 from kvasir_platform.cli.main import main
 from kvasir_platform.cluster.certificates import Authority
-from kvasir_platform.cluster.local.janitor import MARKER
+from kvasir_platform.cluster.local.janitor import MARKER, Janitor
 from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
 
 SHM = Path("/dev/shm")
-PROGRAM = """
+GRACE_S = 0.5
+PROGRAM = f"""
 import os, sys
 from functools import partial
 from kvasir_platform.cli.main import main
+from kvasir_platform.cluster.local.janitor import Janitor
 from tests.kit.lab.cheap_launcher import Behaviour, CheapLauncher
 behaviour = Behaviour(**eval(os.environ["BEHAVIOUR"]))
+Janitor.grace_s = {GRACE_S}
 sys.exit(main(make_launcher=partial(CheapLauncher, behaviour=behaviour)))
 """
 
@@ -57,6 +60,7 @@ class Kvasir:
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
             patch.setenv("KVASIR_HOME", self.env["KVASIR_HOME"])
+            patch.setattr(Janitor, "grace_s", GRACE_S)
             status = main(arguments)
         return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 

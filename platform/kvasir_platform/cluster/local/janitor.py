@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -59,7 +60,10 @@ def marked_environment(base: dict[str, str], deployment_id: str) -> dict[str, st
 
 class Janitor:
     """Finds and removes what belongs to one deployment. Calls block for up to seconds: run them in a thread.
-    `supervised`: this process is the deployment's supervisor, so all its descendants count."""
+    `supervised`: this process is the deployment's supervisor, so all its descendants count. Processes have
+    `grace_s` seconds between SIGTERM and SIGKILL."""
+
+    grace_s: ClassVar[float] = 5.0
 
     def __init__(
         self,
@@ -124,8 +128,10 @@ class Janitor:
         """Whether the file of `record` still exists and is the same."""
         return self._ours(Path(record.path)) == record
 
-    def kill(self, recorded: Iterable[ProcessRecord] = (), grace_s: float = 5.0) -> Leftovers:
-        """Send SIGTERM to all, wait `grace_s` seconds, then SIGKILL until none is left."""
+    def kill(self, recorded: Iterable[ProcessRecord] = (), *, at_once: bool = False) -> Leftovers:
+        """Send SIGTERM to all, wait for the grace unless it has to be done `at_once`, then SIGKILL until none
+        is left."""
+        grace_s = 0.0 if at_once else self.grace_s
         killed: list[str] = []
         recorded = tuple(recorded)
         processes = self.processes(recorded)

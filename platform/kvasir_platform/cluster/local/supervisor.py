@@ -220,7 +220,7 @@ class Supervisor:
         await asyncio.gather(inventory, return_exceptions=True)
 
     def _sweep(self) -> Leftovers:
-        killed = self._janitor.kill(self._state.processes, grace_s=0.0 if self.hurry.is_set() else 5.0)
+        killed = self._janitor.kill(self._state.processes, at_once=self.hurry.is_set())
         files = self._janitor.remove(self._state.shared_memory, Path(self._state.temp_dir))
         return Leftovers(killed.killed, files.removed, killed.remaining + files.remaining)
 

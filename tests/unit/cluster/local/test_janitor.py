@@ -168,7 +168,7 @@ def test_a_recorded_process_is_ours_only_with_its_start_time(shm: Path, holders:
 
 def test_killing_ends_all_of_ours_and_nobody_else(shm: Path, holders: list[Holder]) -> None:
     holders += [Holder(), Holder(), Holder(marker="another")]
-    left = janitor(shm).kill(grace_s=5)
+    left = janitor(shm).kill()
     assert len(left.killed) == 2
     assert left.remaining == ()
     assert [holder.process.poll() is None for holder in holders] == [False, False, True]
