@@ -31,6 +31,7 @@ from kvasir_platform.cluster.preflight.machine_facts import MachineFacts
 from kvasir_platform.cluster.preflight.model import model_findings
 from kvasir_platform.cluster.preflight.movement import movement_findings
 from kvasir_platform.cluster.preflight.named_files import file_findings
+from kvasir_platform.cluster.preflight.regions import region_findings
 from kvasir_platform.cluster.preflight.tiers import tier_findings
 
 # Ray's object store and Serve's controller; a rank's message queues and semaphores.
@@ -43,11 +44,21 @@ def examine(deployment: Deployment, machine: MachineFacts) -> list[Finding]:
     """Return all findings, in the order in which to fix them. If Kubernetes runs the pools, this machine is a
     router's pod, and the requirements of engines are not checked."""
     if deployment.discovery.kind == "kubernetes":
-        in_a_pod = (_system, _support, _models, _gpu_memory, _named_files, _open_files, _native, _kubernetes)
+        in_a_pod = (
+            _system,
+            _support,
+            _models,
+            _gpu_memory,
+            _named_files,
+            _open_files,
+            _native,
+            _kubernetes,
+            _regions,
+        )
         return [finding for check in in_a_pod for finding in check(deployment, machine)]
     checks = (
         _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus,
-        _gpu_memory, _shm, _open_files, _native, _fabric, _rendezvous, _tiers, _limits,
+        _gpu_memory, _shm, _open_files, _native, _fabric, _rendezvous, _tiers, _limits, _regions,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
 
@@ -321,6 +332,10 @@ def _rendezvous(deployment: Deployment, machine: MachineFacts) -> Iterator[Findi
 def _kubernetes(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     if machine.kubernetes is not None:
         yield from kubernetes_findings(deployment, machine.kubernetes)
+
+
+def _regions(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
+    yield from region_findings(deployment)
 
 
 def _tiers(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
