@@ -214,6 +214,8 @@ def test_a_tenant_whose_data_stays_is_refused_with_the_reason_and_never_leaves()
         stream = home.submit("near", range(32), tenant="bank")
         await cells.clock.sleep(5.0)
         assert not stream.started.is_set()
+        assert not stream.ended.is_set()
+        assert [view.sent for view in home.router.cells()[1:]] == [{}, {}]
         assert all(not cells[name].runs() for name in ("us", "ap"))
         home.router.cancel("near")
         other = home.submit("other", range(32), tenant="shop")
