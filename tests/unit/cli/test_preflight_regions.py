@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvasir.config.spec.deployment import Deployment
-from kvasir_platform.cluster.preflight.regions import region_findings
+from kvasir_platform.cluster.preflight.checks import region_findings
 
 US = {"name": "us", "address": "us.example:7443"}
 
