@@ -22,6 +22,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             routing.INDEX,
             kv.OVERLAP,
             kv.EVICTION,
+            routing.REGIONS,
             faults.LOSSES,
             engines.PARITY,
             engines.TRUTH,

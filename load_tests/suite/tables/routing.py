@@ -130,3 +130,34 @@ AUTOSCALE = Scenario(
     arguments=("{trace}",),
     needs=("trace",),
 )
+
+REGIONS = Scenario(
+    "regions",
+    "make bench-regions",
+    "load_tests.scenarios.regions",
+    (
+        *names(
+            "{figure}, {who}",
+            who=("kvasir", "kvasir with prices", "nearest only", "round robin"),
+            figure=(
+                "cost of a day",
+                "TTFT p99",
+                "TTFT p99 as an outage begins",
+                "wait p99",
+                "requests that met the promise",
+                "requests in another region",
+            ),
+        ),
+        "requests outside of their tenant's regions",
+        "requests executed in two regions at a time",
+        "shared limit, the worst hour",
+        "shared limit, the worst minute beyond its bound",
+    ),
+    (
+        "router/kvasir_router/regions/*.py",
+        "platform/kvasir_platform/planner/**/*.py",
+        *measuring("scenarios/regions/*.py"),
+    ),
+    lines=FUNCTION,
+    minutes=4,
+)

@@ -13,6 +13,7 @@ from load_tests.scenarios.kv_parts.memory import cases
 from load_tests.scenarios.kv_parts.ttft import LENGTHS
 from load_tests.scenarios.policies import APART, POLICIES, RULES_APART, WITHOUT_PREFIXES
 from load_tests.scenarios.policies import SIZES as FLEETS
+from load_tests.scenarios.regions.selection import SELECTIONS
 from load_tests.scenarios.scorecard.run import ROWS
 from load_tests.scenarios.simulator.run import COMPARED
 from load_tests.scenarios.threads.__main__ import STREAMS, VARIANTS
@@ -59,6 +60,8 @@ def test_policies_and_fleets_are_declared() -> None:
         names = SCENARIOS["sim"].rows
         assert {name.removeprefix(beginning) for name in names if name.startswith(beginning)} == set(ROUTED)
     assert declared("eviction", "CPU per block, ", ", 4 workers") == {FLOOR, *KINDS}
+    rows = SCENARIOS["regions"].rows
+    assert {row.removeprefix("wait p99, ") for row in rows if row.startswith("wait p99, ")} == set(SELECTIONS)
 
 
 def test_measurements_of_the_gateway_and_of_kv_are_declared() -> None:
