@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvasir.core.values import value
 from kvasir_router.regions.reports import CellReport, ModelReport
 from kvasir_router.regions.view import CellState, RegionView
 
@@ -69,7 +70,7 @@ class CellRequest:
     avoid: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CellOffer:
     """A cell as a decision sees it. `network_s` is the round trip to it, `pending_tokens` are prompt tokens
     sent there that its report does not include. `why` says why it is not usable, "" if it is."""
@@ -83,7 +84,7 @@ class CellOffer:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CellCandidate:
     """A cell in a decision. Terms are in seconds, `total_s` is the predicted TTFT and `score_s` includes the
     price. `refused` says why it may not serve the request, "" if it may; `room`: its KV has room."""
@@ -108,7 +109,7 @@ class CellCandidate:
         return self.total_s + self.price_s
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CellChoice:
     """A decision with its reasons. `cell` is None if no cell can serve the request; `order` are the cells to
     try, `cell` first. `candidates` are all cells, the nearest first."""
