@@ -270,10 +270,14 @@ def _pairs(
         _correct(decision.place, row, terms, steps, (before, others))
     values = decode.values.T
     after = steps.factors @ _DECODE_WAIT @ values
-    if decoded is not None:
-        # The measured wait includes that for KV to become free.
+    if row is not None and decoded is not None:
+        # The measured wait includes that for KV to become free on the decode worker, which others that would
+        # compute the prompt for it wait for too.
         memory_s = decode.values.item(decoded, DECODE_TERMS.index("memory_s"))
-        after[_QUEUED:, decoded] -= memory_s * steps.factors[_QUEUED:, _GROUPS.index("output")]
+        believed_s = memory_s * steps.factors[_QUEUED:, _GROUPS.index("output")]
+        waited_s = np.minimum(believed_s, steps.wait_s)
+        before[_QUEUED:, row] -= waited_s
+        after[_QUEUED:, decoded] += waited_s - believed_s
     after += steps.rest_s[:, None]
     wait = before[:, :, None] + after[:, None, :]
     cost = _weighted(wait, decision, weights)

@@ -273,6 +273,15 @@ def test_regret_is_never_negative_and_its_causes_add_up(
     assert judged(best, as_predicted(best)).seconds == 0.0
 
 
+def test_a_wait_for_memory_of_the_decode_worker_is_the_same_for_all_that_would_compute_the_prompt(
+    decide: Decide,
+) -> None:
+    full = place("d", D, streams=20, reserved_kv_tokens=120_000)
+    entry = decide(place("p0", P), place("p1", P, queued_prefill_tokens=1, waiting=1), full, mode=ALWAYS)
+    assert chosen_terms(entry)["memory_s"] > 0.0
+    assert judged(entry, as_predicted(entry)).seconds == 0.0
+
+
 def test_a_longer_wait_is_never_regretted_less(decide: Decide) -> None:
     entry = decide(place("a", cached_tokens=200), place("b", streams=2))
     found = [
