@@ -13,20 +13,21 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class _Rule:
     """A parser for models of these types, () for any, whose template has all `marks`, none of `without`, and
-    whose tokenizer has `tokens`."""
+    whose tokenizer has `tokens`. `alone`: vLLM takes no other parser for these types."""
 
     parser: str
     types: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    alone: bool = False
 
 
 _HARMONY = ("<|channel|>", "<|call|>")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 _TOOLS = (
-    _Rule("openai", types=("gpt_oss",), tokens=_HARMONY),
+    _Rule("openai", types=("gpt_oss",), tokens=_HARMONY, alone=True),
     _Rule("seed_oss", types=("seed_oss",), marks=("<seed:tool_call>",)),
     _Rule("minimax_m2", types=("minimax_m2", "minimax"), marks=("<minimax:tool_call>", "<invoke")),
     _Rule("kimi_k2", types=("kimi_k2",), marks=("<|tool_calls_section_begin|>",)),
@@ -45,7 +46,7 @@ _TOOLS = (
 _THINKS = ("<think>", "</think>")
 
 _REASONING = (
-    _Rule("openai_gptoss", types=("gpt_oss",), tokens=_HARMONY),
+    _Rule("openai_gptoss", types=("gpt_oss",), tokens=_HARMONY, alone=True),
     _Rule("seed_oss", types=("seed_oss",), marks=("<seed:think>",)),
     _Rule("minimax_m2", types=("minimax_m2", "minimax"), marks=("<think>", "<minimax:tool_call>")),
     _Rule("deepseek_r1", marks=("<｜Assistant｜><think>",), without=("enable_thinking",), tokens=_THINKS),
@@ -76,4 +77,6 @@ def _chosen(rules: tuple[_Rule, ...], model_type: str, template: str, tokenizer:
             and all(token in tokenizer for token in rule.tokens)
         ):
             return rule.parser
+        if rule.alone and model_type in rule.types:
+            return None
     return None

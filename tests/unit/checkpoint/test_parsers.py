@@ -56,8 +56,13 @@ def test_the_template_decides(
 def test_a_parser_is_not_chosen_without_the_tokens_that_it_looks_for() -> None:
     assert tool_parser("qwen3", CODER, "") is None
     assert reasoning_parser("qwen3", QWEN3, "<tool_call>") is None
-    # Without Harmony's tokens, forced calls are JSON.
-    assert tool_parser("gpt_oss", "<|channel|>", "<|channel|>") is None
+
+
+def test_a_model_of_harmony_s_type_gets_no_other_parser() -> None:
+    """Without Harmony's tokens it gets none, and forced calls are JSON; vLLM refuses the others."""
+    assert tool_parser("gpt_oss", QWEN3, TOKENS.replace("<|call|>", "")) is None
+    assert reasoning_parser("gpt_oss", QWEN3, TOKENS.replace("<|call|>", "")) is None
+    assert tool_parser("gpt_oss", QWEN3, TOKENS) == "openai"
 
 
 def test_every_choice_is_a_parser_of_the_engine() -> None:
