@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
-from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.bench import EngineBench, FreshPrompts
 from tests.kit.engines.recorder import Recorded
 from tests.kit.lab.redis_server import RedisServer
 from tests.kit.processes import command_line
+from tests.kit.shared.engines import EngineRegistry, WantedEngine
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
@@ -29,7 +30,7 @@ from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, T
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, Timings, Usage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
 
 MODEL = resolve_model("kvasir-tiny")
 HELPERS = Path(__file__).parents[1] / "kit" / "engines"
@@ -94,16 +95,23 @@ class Worker:
                 await self.serve([7])
 
 
-@asynccontextmanager
-async def running(spec: Deployment, name: str = "main-0", seed: int = 11) -> AsyncIterator[Worker]:
-    pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm.engine import VllmEngine
+def spec_of(tiers: TiersSpec, name: str = "main-0", **options: Any) -> WantedEngine:
+    return WantedEngine(deployment(tiers, **options), "main", name)
 
-    engine = VllmEngine(spec, spec.pool("main"), model_path=str(MODEL))
-    try:
-        yield Worker(await start_bench(engine, name), random.Random(seed))
-    finally:
-        await engine.stop()
+
+Running = Callable[..., AbstractAsyncContextManager[Worker]]
+
+
+@pytest.fixture
+def running(engines: EngineRegistry) -> Running:
+    """Starts an engine for one test."""
+
+    @asynccontextmanager
+    async def started(tiers: TiersSpec, seed: int = 11, **options: Any) -> AsyncIterator[Worker]:
+        async with engines.alone(spec_of(tiers, **options)) as (bench,):
+            yield Worker(bench, random.Random(seed))
+
+    return started
 
 
 def usage(done: Recorded) -> Usage:
@@ -118,11 +126,11 @@ def timings(done: Recorded) -> Timings:
     return done.last.timings
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cpu() -> AsyncIterator[Worker]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cpu(engines: EngineRegistry) -> Worker:
     """Host memory below an engine that also pulls KV from others."""
-    async with running(deployment(TiersSpec(cpu=MEMORY), decode=True)) as worker:
-        yield worker
+    (bench,) = await engines.running(spec_of(TiersSpec(cpu=MEMORY), decode=True))
+    return Worker(bench, random.Random(11))
 
 
 @dataclass
@@ -134,15 +142,14 @@ class SharedTier:
     reader: Worker
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedTier]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared(
+    tmp_path_factory: pytest.TempPathFactory, engines: EngineRegistry
+) -> AsyncIterator[SharedTier]:
     with RedisServer(tmp_path_factory.mktemp("redis")) as redis:
         tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url, lookup_timeout_s=0.05))
-        async with (
-            running(deployment(tiers), "main-0", 1) as writer,
-            running(deployment(tiers), "main-1", 2) as reader,
-        ):
-            yield SharedTier(redis, writer, reader)
+        writer, reader = await engines.running(spec_of(tiers, "main-0"), spec_of(tiers, "main-1"))
+        yield SharedTier(redis, Worker(writer, random.Random(1)), Worker(reader, random.Random(2)))
 
 
 @pytest.mark.parametrize("length", [33, 64, 700, 1400])
@@ -238,14 +245,30 @@ async def test_no_engine_spins_when_nothing_runs(cpu: Worker) -> None:
     assert max(spent) < 2.5, spent
 
 
-async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_tokens() -> None:
+async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed(cpu: Worker) -> None:
+    prompt = cpu.prompt(500)
+    alone = (await cpu.serve(prompt)).choice().tokens
+    await cpu.evict()
+    garbled = KvHandoff("lease", 1, 10.0, 16, b"garbage")
+    failed = cpu.bench.engine.load().transfers_failed
+    done = await cpu.serve(prompt, leg=Leg.DECODE, handoff=garbled)
+    assert done.choice().tokens == alone
+    assert usage(done).tier_tokens == usage(done).cached_tokens == 480
+    assert usage(done).transferred_tokens == 0
+    assert cpu.bench.engine.load().transfers_failed == failed + 1
+
+
+async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_tokens(
+    running: Running,
+) -> None:
     sampling = replace(GREEDY, max_tokens=250)
-    async with running(deployment(TiersSpec(cpu=CpuTierSpec(bytes=2 << 20)))) as worker:
+    async with running(TiersSpec(cpu=CpuTierSpec(bytes=2 << 20))) as worker:
         prompts = [worker.prompt(200) for _ in range(10)]
-        alone = [
-            (await worker.bench.generate(p, sampling, salt=f"alone-{at}")).choice().tokens
-            for at, p in enumerate(prompts)
-        ]
+        alone = []
+        for at in range(0, len(prompts), 4):  # as many as the device has room for
+            fit = [worker.bench.request(each, sampling, salt="alone") for each in prompts[at : at + 4]]
+            alone += [each.choice().tokens for each in await worker.bench.run(*fit)]
+        assert worker.bench.engine.load().preemptions == 0
         done = await worker.bench.run(*(worker.bench.request(prompt, sampling) for prompt in prompts))
         assert [each.choice().tokens for each in done] == alone
         await worker.serve([7])
@@ -291,12 +314,12 @@ async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(shared:
             await asyncio.sleep(0.05)
 
 
-async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -> None:
+async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path, running: Running) -> None:
     # What is tried is what outlives the worker, and not whether a loaded machine keeps the deadline.
     disk = DiskTierSpec(path=str(tmp_path / "kv"), lookup_timeout_s=1.0)
     tiers = TiersSpec(cpu=MEMORY, disk=disk)
     others = set(psutil.Process().children(recursive=True))
-    async with running(deployment(tiers)) as worker:
+    async with running(tiers) as worker:
         prompt = worker.prompt(1400)
         first = (await worker.serve(prompt)).choice().tokens
         await worker.until(lambda: worker.tier(Medium.DISK).stored_blocks >= 43)
@@ -305,7 +328,7 @@ async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path) -
                 if "resource_tracker" not in command_line(process):
                     process.kill()
         await worker.bench.engine.wait_failed()
-    async with running(deployment(tiers), seed=3) as successor:
+    async with running(tiers, seed=3) as successor:
         await successor.until(lambda: successor.tier(Medium.DISK).blocks >= 43)
         again = await successor.serve(prompt)
         assert again.choice().tokens == first == await successor.alone(prompt)
@@ -331,9 +354,11 @@ def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HELPERS), path]).rstrip(os.pathsep))
 
 
-async def test_prompts_forced_onto_one_name_share_no_kv(one_name: None, tmp_path: Path) -> None:
+async def test_prompts_forced_onto_one_name_share_no_kv(
+    one_name: None, tmp_path: Path, running: Running
+) -> None:
     tiers = TiersSpec(cpu=CpuTierSpec(bytes=16 << 20), disk=DiskTierSpec(path=str(tmp_path / "kv")))
-    async with running(deployment(tiers)) as worker:
+    async with running(tiers) as worker:
         prompts = [worker.prompt(700) for _ in range(3)]
         alone = [await worker.alone(prompt) for prompt in prompts]
         for _ in range(2):
@@ -343,23 +368,9 @@ async def test_prompts_forced_onto_one_name_share_no_kv(one_name: None, tmp_path
         assert worker.tier(Medium.CPU).loaded_blocks > 0
 
 
-async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed(cpu: Worker) -> None:
-    prompt = cpu.prompt(500)
-    alone = (await cpu.serve(prompt)).choice().tokens
-    await cpu.evict()
-    garbled = KvHandoff("lease", 1, 10.0, 16, b"garbage")
-    failed = cpu.bench.engine.load().transfers_failed
-    done = await cpu.serve(prompt, leg=Leg.DECODE, handoff=garbled)
-    assert done.choice().tokens == alone
-    assert usage(done).tier_tokens == usage(done).cached_tokens == 480
-    assert usage(done).transferred_tokens == 0
-    assert cpu.bench.engine.load().transfers_failed == failed + 1
-
-
 @pytest.mark.soak
-async def test_both_ranks_of_two_keep_and_load_their_part() -> None:
-    tiers = TiersSpec(cpu=MEMORY)
-    async with running(deployment(tiers, tensor_parallel_size=2)) as worker:
+async def test_both_ranks_of_two_keep_and_load_their_part(running: Running) -> None:
+    async with running(TiersSpec(cpu=MEMORY), tensor_parallel_size=2) as worker:
         prompt = worker.prompt(700)
         alone = await worker.alone(prompt)
         await worker.serve(prompt)
