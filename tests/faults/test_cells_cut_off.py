@@ -46,7 +46,7 @@ async def test_streams_go_on_in_a_third_cell_without_a_wrong_token(tmp_path: Pat
         await cells["us"].namespace.down()
         cut_s = clock.now()
         new = await asyncio.gather(
-            *(complete(home.address, ask(5000 + 100 * i, 20), clock) for i in range(4))
+            *(complete(home.address, ask(2000 + 100 * i, 20), clock) for i in range(4))
         )
         assert [each.error for each in new] == [""] * 4
         assert all(each.exact for each in new)
@@ -62,5 +62,5 @@ async def test_streams_go_on_in_a_third_cell_without_a_wrong_token(tmp_path: Pat
             return bool((await cells.state("eu", "us"))["state"] == "fresh")
 
         await until(back, 20.0, "us is used again", clock, 0.1)
-        again = await complete(home.address, ask(9000, 20), clock)
+        again = await complete(home.address, ask(3000, 20), clock)
         assert again.exact

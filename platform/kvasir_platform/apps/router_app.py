@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import uvloop
@@ -49,14 +49,14 @@ from kvasir_platform.gateway.tenants.callers import unchanged
 from kvasir_platform.gateway.traffic.rollouts import Rollouts, make_rollouts
 from kvasir_platform.planner.link import PlannerLink
 from kvasir_platform.planner.rpc import PlannerClient
-from kvasir_platform.regions.grpc_cells import CellTls
-from kvasir_platform.regions.router import RegionRouter
-from kvasir_platform.regions.start import make_region_router, over_grpc
 from kvasir_router.build import EdgeFacts, make_routers
 from kvasir_router.mux import RouterMux
 from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer
 from kvasir_router.sessions.static_discovery import StaticDiscovery
 from kvasir_router.shell import Router, unobserved
+
+if TYPE_CHECKING:
+    from kvasir_platform.regions.router import RegionRouter
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +213,10 @@ async def _cells(
     deployment = parts.deployment
     if deployment.regions is None:
         return None
+    # Only routers of several cells pay for what these load.
+    from kvasir_platform.regions.grpc_cells import CellTls
+    from kvasir_platform.regions.start import make_region_router, over_grpc
+
     files = cell_files(deployment)
     tls = None if files is None else CellTls(files, deployment.tls.trust_domain)
     dialer, listener = over_grpc(deployment.regions, tls)
