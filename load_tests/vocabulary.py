@@ -55,12 +55,21 @@ def large_model(folder: Path = _CACHE) -> Path:
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True)
         _train().save(str(made / "tokenizer.json"))
-        shutil.copy(resolve_model("kvasir-tiny") / "config.json", made / "config.json")
         config = {"bos_token": _SPECIALS[0], "eos_token": _SPECIALS[4], "chat_template": _TEMPLATE}
         (made / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
+    _write_config(folder)
     return folder
+
+
+def _write_config(folder: Path) -> None:
+    """Write the configuration of a model with an embedding of each id; an earlier folder may have another."""
+    config = json.loads((resolve_model("kvasir-tiny") / "config.json").read_text())
+    text = json.dumps(config | {"vocab_size": MERGED + len(_SPECIALS)}, indent=1) + "\n"
+    path = folder / "config.json"
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def vocabulary_hash(folder: Path) -> str:
