@@ -88,6 +88,8 @@ class Site:
     async def leave(self) -> None:
         """End all links."""
         assert self.links is not None
+        # A task that is cancelled before it begins closes nothing.
+        await asyncio.sleep(0)
         self.links.cancel()
         await asyncio.wait([self.links])
 
