@@ -95,6 +95,7 @@ ELSEWHERE: dict[str, str] = {
     "too_many_images": "tests/e2e/gateway/test_images.py",
     "image_url_refused": "tests/e2e/gateway/test_images.py",
     "image_fetch_failed": "tests/unit/gateway/images/test_fetch.py",
+    "data_residency": "tests/e2e/gateway/test_regions.py",
     "client_closed": "tests/e2e/gateway/test_openai_client.py",
     "tls_failed": "tests/security/test_http_tls.py",
     "worker_not_found": "tests/e2e/gateway/test_drains.py",

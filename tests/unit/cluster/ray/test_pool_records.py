@@ -64,7 +64,7 @@ def test_every_field_of_the_spec_is_known_to_concern_workers_or_routers() -> Non
     routers = {
         *("version", "models", "ready_when", "pools", "routing", "admission", "slo", "tenancy", "gateway"),
         *("tokenizer", "api", "output_filters", "discovery", "ray", "telemetry", "scaling", "performance"),
-        *("routes", "cost"),
+        *("routes", "cost", "regions"),
     }
     workers = {
         "name",
