@@ -14,7 +14,7 @@ from tests.kit.engines.tier_blocks import block
 from kvasir.config.spec.tiers import DiskTierSpec
 from kvasir.core.identity import KvLayout
 from kvasir.ports.tier import TierBlock, TierChange, TierRead, TierWrite
-from kvasir_workers.tiers.blob import HEADER_BYTES, fingerprint
+from kvasir_workers.tiers.blob import HEADER_BYTES, VERSION, fingerprint
 from kvasir_workers.tiers.blobs.disk import DiskTier
 from kvasir_workers.tiers.blobs.disk_folder import BlobFolder
 from kvasir_workers.tiers.breaker import BreakerLimits
@@ -108,7 +108,7 @@ def test_what_another_model_left_in_a_folder_makes_room_before_anything_is_writt
     for _ in range(20):
         after.maintain()
     assert put(after, [1]).stored == (block(1),)
-    assert [path.parts[-3] for path in files(tmp_path)] == [f"kv1-{OTHER.hex()}"]
+    assert [path.parts[-3] for path in files(tmp_path)] == [f"kv{VERSION}-{OTHER.hex()}"]
     assert (tmp_path / "slot-0" / "notes").is_dir()
     after.close()
 

@@ -1,8 +1,8 @@
 """One engine's folder of blobs on a disk: its lock, atomic writes, and the listing of its files.
 
     PATH/slot-K/lock                    held locked by the engine that uses the folder
-    PATH/slot-K/kv1-FINGERPRINT/ab/KEY  a blob, in one of 256 folders by the first byte of its key
-    PATH/slot-K/kv1-FINGERPRINT/incoming
+    PATH/slot-K/kvVERSION-FINGERPRINT/ab/KEY    a blob, in a folder by the first byte of its key
+    PATH/slot-K/kvVERSION-FINGERPRINT/incoming
 
 The lock ends with its process, so that an engine that starts takes over the folder of a killed one: a folder
 with its own fingerprint first, else any unused one, whose blobs of other kinds it deletes. A file is written
