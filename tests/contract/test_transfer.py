@@ -535,7 +535,8 @@ def test_a_sender_that_hangs_times_out_writes_nothing_afterwards_and_serves_agai
     # Of a sender that it has met a receiver asks more before it hears that nothing answers.
     target.pull("warm", hanging.offer("warm", 1, [0], 60.0), 0, [62], 60.0)
     assert isinstance(events(target, 1)[0], PullSucceeded)
-    offer = hanging.offer("stuck", 1, blocks, 60.0)
+    # The kernel also reads a process that is stopped, so that the pull waits for blocks that do not come.
+    offer = hanging.offer("stuck", 1, blocks[:24], 60.0, len(blocks))
     living.write(1, 9)
     healthy = living.offer("healthy", 1, [1], 60.0)
     os.kill(hanging.pid, signal.SIGSTOP)
