@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -97,6 +98,24 @@ def test_a_mapping_becomes_the_configuration_of_that_name(name: str) -> None:
 
     made = getattr(engine_args({"model": MODEL, name: CONFIGS[name]}), name)
     assert dataclasses.is_dataclass(made)
+
+
+def test_every_mode_of_cuda_graphs_and_compilation_on_the_page_is_vllms() -> None:
+    from vllm.config.compilation import CompilationMode, CUDAGraphMode
+
+    from kvasir_workers.engines.vllm.runtime.engine_runtime import engine_args
+
+    page = (Path(__file__).parents[2] / "docs" / "ENGINE.md").read_text()
+    (listed,) = re.findall(r"cudagraph_mode: (NONE [^}]*)}", page)
+    assert "`compilation_config: {mode: 0 to 3}`" in page
+    graphs = listed.replace("\\", "").split(" | ")
+    assert set(graphs) == set(CUDAGraphMode.__members__)
+    for graph in graphs:
+        made = engine_args({"model": MODEL, "compilation_config": {"cudagraph_mode": graph}})
+        assert made.compilation_config.cudagraph_mode is CUDAGraphMode[graph]
+    for mode in range(4):
+        made = engine_args({"model": MODEL, "compilation_config": {"mode": mode}})
+        assert made.compilation_config.mode is CompilationMode(mode)
 
 
 def test_a_configuration_with_an_unknown_field_is_refused() -> None:
