@@ -17,7 +17,9 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_SUBMITS = 16
 MAX_DELTAS = 4096
-"""Items of one message, so that it stays below the limit of bytes: a prompt has a few megabytes at most."""
+"""Items of one message, so that it stays below the limit of bytes."""
+MAX_TOKENS = 1 << 20
+"""Tokens of the prompts of one message, four bytes each. A longer prompt is alone in its message."""
 
 
 class CellHello(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from kvasir_platform.edge.frames import Ended, error_of
 from kvasir_platform.regions.connections import CellConnection, CellDialer, CellPipe
 from kvasir_platform.regions.frames import (
     MAX_SUBMITS,
+    MAX_TOKENS,
     VERSION,
     CellHello,
     CellWelcome,
@@ -189,7 +190,10 @@ class PeerCell:
             await self._clock.sleep(self._lease_s / BEATS)
         lost, self._live = self._live, {}
         for away in lost.values():
-            away.sink.on_lost(reason)
+            try:
+                away.sink.on_lost(reason)
+            except Exception:  # one client's sink must not keep the others, or the link, from going on
+                log.exception("the sink of request %s failed as its cell was lost", away.request.request_id)
 
     def _note(self, reason: str) -> None:
         if reason != self.why:
@@ -268,11 +272,21 @@ class PeerCell:
             return None
         message, rest = self._pending, ToServing()
         self._due = False
-        if len(message.submits) > MAX_SUBMITS:
+        if (count := _fitting(message.submits)) < len(message.submits):
             # A cancelled request must have been submitted before.
-            rest.submits, rest.cancels = message.submits[MAX_SUBMITS:], message.cancels
-            message.submits, message.cancels = message.submits[:MAX_SUBMITS], []
+            rest.submits, rest.cancels = message.submits[count:], message.cancels
+            message.submits, message.cancels = message.submits[:count], []
             self._due = True
         self._pending = rest
         message.sent_s = self._clock.now()
         return encode_message(message)
+
+
+def _fitting(submits: Sequence[SentRequest]) -> int:
+    """Return how many of the requests one message takes, at least one if there are any."""
+    tokens = 0
+    for count, sent in enumerate(submits[:MAX_SUBMITS]):
+        tokens += len(sent.request.tokens)
+        if count and tokens > MAX_TOKENS:
+            return count
+    return min(len(submits), MAX_SUBMITS)

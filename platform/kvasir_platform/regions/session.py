@@ -41,6 +41,8 @@ MAX_ASKS = 4096
 """Asks of one message that are answered: two for each of the most tenants."""
 MAX_WAITING_DELTAS = 1 << 16
 """Deltas that wait for an origin that reads too slowly. Beyond them its streams are cancelled."""
+MAX_WAITING_ANSWERS = 1 << 18
+"""Ends and allotments that wait likewise: more than requests at a time. Beyond them the link ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ class CellSession:
         for request_id in frame.cancels:
             if self._live.pop(request_id, None) is not None:
                 self._parts.router.cancel(request_id)
+        if len(self._pending.ends) + len(self._pending.allotted) > MAX_WAITING_ANSWERS:
+            raise ProtocolError("it asks for more than it reads the answers of")
 
     def _allot(self, ask: LimitAsk) -> None:
         cell = "" if self._hello is None else self._hello.cell
@@ -192,6 +196,9 @@ class CellSession:
         parts, now, request = self._parts, self._parts.clock.now(), sent.request
         until = None if sent.remaining_s is None else now + max(0.0, sent.remaining_s)
         request = replace(request, arrival_s=now, deadline_s=until)
+        if request.request_id in self._live:
+            # One of the two would run where nobody could end it.
+            raise ProtocolError(f"request {request.request_id} was sent twice")
         try:
             if len(self._live) >= parts.max_requests:
                 raise CapacityError(f"{len(self._live)} requests of the cell run here, the most allowed")
