@@ -169,6 +169,8 @@ def test_a_stream_that_cannot_be_repeated_exactly_ends_with_the_reason() -> None
         with pytest.raises(UpstreamError, match="send the request again") as failed:
             await stream.finished()
         assert failed.value.code == "cell_lost"
+        (us,) = (view for view in home.router.cells() if view.cell == "us")
+        assert us.lost == 1
         return []
 
     played(story)

@@ -65,7 +65,7 @@ class CellDispatch:
         self.home = home
         self.counts: Counter[tuple[str, str]] = Counter()
         """Requests by cell and reason, those that moved once for each cell."""
-        self.lost: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
         """Requests that lost their cell, by cell."""
         self._router = router
         self._peers = dict(peers)
@@ -133,19 +133,21 @@ class CellDispatch:
         """See StreamRouter."""
         return self._clock.now()
 
-    def ended(self, stream: CellStream) -> None:
+    def ended(self, stream: CellStream, *, answered: bool = True) -> None:
         """See StreamRouter."""
         self._live.pop(stream.request.request_id, None)
-        if stream.cell != self.home:
+        if answered and stream.cell != self.home:
             self._view.answered(stream.cell)
+
+    def lost(self, stream: CellStream) -> None:
+        """See StreamRouter."""
+        self.losses[stream.cell] += 1
+        self._view.failed(stream.cell, self._clock.now())
 
     def moved(self, stream: CellStream, error: KvasirError, summary: RequestSummary | None) -> bool:
         """See StreamRouter."""
         if self._live.get(stream.request.request_id) is not stream:
             return False
-        if summary is None:
-            self.lost[stream.cell] += 1
-            self._view.failed(stream.cell, self._clock.now())
         if summary is None or error.code == "shutting_down":
             stream.moves += 1
             stream.tried = {stream.cell}

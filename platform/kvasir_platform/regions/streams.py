@@ -24,12 +24,17 @@ OWN_LOAD = frozenset(("tenant_queue_full", "tenant_over_share"))
 class StreamRouter(Protocol):
     """Decides what becomes of requests that ended without output, or whose cell was lost."""
 
-    def ended(self, stream: CellStream) -> None:
-        """The stream has ended, or is about to."""
+    def ended(self, stream: CellStream, *, answered: bool = True) -> None:
+        """The stream has ended, or is about to. `answered`: by its cell."""
+        ...
+
+    def lost(self, stream: CellStream) -> None:
+        """The stream has lost its cell."""
         ...
 
     def moved(self, stream: CellStream, error: KvasirError, summary: RequestSummary | None) -> bool:
-        """Return whether the stream goes on in another cell, in a later turn of the loop."""
+        """Return whether the stream goes on in another cell, in a later turn of the loop. Without a summary,
+        its cell was lost."""
         ...
 
     def broken(self, stream: CellStream, error: KvasirError) -> None:
@@ -114,6 +119,7 @@ class CellStream:
 
     def on_lost(self, reason: str) -> None:
         """See AwaySink."""
+        self._router.lost(self)
         error: KvasirError = UpstreamError(f"Cell {self.cell} was lost: {reason}.", code="cell_lost")
         if self.begun and way_on(self.request.sampling) is ContinuationMode.NEITHER:
             error = UpstreamError(
@@ -128,7 +134,7 @@ class CellStream:
 
     def fail(self, error: KvasirError) -> None:
         """End it with an error of this router."""
-        self._router.ended(self)
+        self._router.ended(self, answered=False)
         sent = sum(output.progress.count for output in self._outputs)
         summary = RequestSummary(
             self.request.request_id,
@@ -168,23 +174,28 @@ class CellStream:
         stream differently, or leaves out a token, ends it."""
         if self._is_broken:
             return None
-        output, replay = self._outputs[delta.index], self._replay
-        fault = replay.fault(delta) if replay is not None else None
-        if replay is None and delta.offset != output.progress.count:
-            fault = f"token {delta.offset} came where {output.progress.count} was next"
-        if fault is not None:
+        if (fault := self._fault(delta)) is not None:
             self._is_broken = True
             error = UpstreamError(f"Cell {self.cell} broke the stream: {fault}.", code="protocol_error")
             self._router.broken(self, error)
             return None
-        if replay is not None:
-            delta = replay.rest(delta)
+        if self._replay is not None:
+            delta = self._replay.rest(delta)
         if not says_something(delta) and not delta.last:
             return None
         if self._first_s is None and delta.token_ids:
             self._first_s = self._router.now()
-        output.add(delta)
+        self._outputs[delta.index].add(delta)
         return delta
+
+    def _fault(self, delta: Delta) -> str | None:
+        """Return why a delta cannot be the next one of its choice, None if it can."""
+        if not 0 <= delta.index < len(self._outputs):
+            return f"choice {delta.index} came of {len(self._outputs)}"
+        if self._replay is not None:
+            return self._replay.fault(delta)
+        count = self._outputs[delta.index].progress.count
+        return None if delta.offset == count else f"token {delta.offset} came where {count} was next"
 
     def _can_move(self, error: KvasirError) -> bool:
         if isinstance(error, RequestError) or error.code in OWN_LOAD:

@@ -43,7 +43,7 @@ def _other(dispatch: CellDispatch, peer: PeerCell, view: RegionView, now: float)
         draining=report is not None and report.draining,
         in_flight=peer.in_flight,
         sent=_sent(dispatch, peer.name),
-        lost=dispatch.lost[peer.name],
+        lost=dispatch.losses[peer.name],
     )
 
 

@@ -32,6 +32,8 @@ from kvasir_platform.regions.frames import (
 from kvasir_platform.regions.peer import PeerCell
 from kvasir_platform.regions.residency import Residency
 from kvasir_platform.regions.session import CellSession, ServingParts
+from kvasir_platform.regions.streams import CellStream
+from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.stories import simulate, small_deployment
@@ -224,3 +226,38 @@ def test_a_link_that_begins_without_a_hello_is_refused() -> None:
             await link.running
 
     as_serving(story)
+
+
+@dataclass
+class Broken:
+    """`StreamRouter` that keeps why streams were broken."""
+
+    home: str = "eu"
+    errors: list[str] = field(default_factory=list)
+
+    def ended(self, stream: CellStream, *, answered: bool = True) -> None: ...
+
+    def lost(self, stream: CellStream) -> None: ...
+
+    def moved(self, stream: CellStream, error: KvasirError, summary: RequestSummary | None) -> bool:
+        return False
+
+    def broken(self, stream: CellStream, error: KvasirError) -> None:
+        self.errors.append(error.message)
+
+    def now(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_a_choice_that_was_not_asked_for_breaks_the_stream(index: int) -> None:
+    async def main() -> None:
+        router, client = Broken(), ClientStream(request("r"))
+        stream = CellStream(client.request, client, router)
+        stream.cell = "us"
+        stream.follow()
+        stream.on_delta(Delta("r", 0, (1,), "a", index=index))
+        assert router.errors == [f"Cell us broke the stream: choice {index} came of 1."]
+        assert client.tokens == [[]]
+
+    run_virtual(main())
