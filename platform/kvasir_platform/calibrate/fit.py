@@ -25,7 +25,7 @@ _FRACTIONS = ("arithmetic", "attention", "bandwidth")
 _SECONDS = ("step_s", "mixed_s", "stream_s", "prompt_s", "request_s")
 _PRIOR_WEIGHT = 1e-4
 """Weight of the prior of each coefficient, in samples."""
-_PRIOR_SCALE_S = 1e-3
+_PRIOR_SCALE_S = 5e-3
 """What a prior of 0 seconds counts in."""
 _ROUNDS = 30
 _STARTS = ((1.0,) * len(_FRACTIONS), *itertools.product((0.4, 2.5), repeat=len(_FRACTIONS)))

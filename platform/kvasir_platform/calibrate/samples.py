@@ -68,25 +68,13 @@ def prefill_sample(prompt_tokens: int, cached_tokens: int, seconds: float, *, bu
 
 def burst_sample(prompts: int, prompt_tokens: int, seconds: float, *, budget: int) -> StepSample:
     """Return the sample of prompts that arrive together: `seconds` to the first token of the last one. The
-    first is computed alone, and the others in as few steps as their tokens need."""
-    steps = [(StepWork((PromptChunk(prompt_tokens),)), 1.0)]
-    others = prompts - 1
+    first is computed alone, and the others in as few steps as their tokens need. Each has one token of output
+    and ends with its step, so no streams run beside them."""
+    chunk, others = PromptChunk(prompt_tokens), prompts - 1
     number = math.ceil(others * prompt_tokens / budget)
-    if others:
-        packed = StepWork((PromptChunk(prompt_tokens),) * others, streams=1, context=prompt_tokens)
-        each = _shares(packed, number)
-        steps += each
-    return StepSample("bursts of prompts", tuple(steps), 1.0, seconds)
-
-
-def _shares(packed: StepWork, number: int) -> list[tuple[StepWork, float]]:
-    """Divide prompts among `number` steps."""
-    total, steps = len(packed.prompts), []
-    for at in range(number):
-        share = packed.prompts[at * total // number : (at + 1) * total // number]
-        if share:
-            steps.append((StepWork(share, packed.streams, packed.context), 1.0))
-    return steps
+    shares = [(at + 1) * others // number - at * others // number for at in range(number)]
+    steps = tuple((StepWork((chunk,) * share), 1.0) for share in (1, *shares) if share)
+    return StepSample("bursts of prompts", steps, 1.0, seconds)
 
 
 def decode_sample(streams: int, context: float, itl_s: float) -> StepSample:

@@ -133,7 +133,7 @@ def test_samples_name_the_steps_that_ran() -> None:
         (1952, 3048),
     ]
     burst = burst_sample(65, 64, 1.0, budget=2048).steps
-    assert [len(work.prompts) for work, _ in burst] == [1, 32, 32]
+    assert [(len(work.prompts), work.mixed) for work, _ in burst] == [(1, False), (32, False), (32, False)]
     mixed = mixed_sample(4, 100, {512: 0.25, 64: 0.5}, 1.0).steps
     assert [([each.tokens for each in work.prompts], work.streams, share) for work, share in mixed] == [
         ([64], 4, 0.5),
