@@ -23,8 +23,8 @@ _KV_PART = 0.8
 class CalibrationDesign:
     """The loads. Lengths in tokens: `prompts` alone, and `cached` prefixes before `uncached_tokens` others;
     `streams` are pairs of how many at a time and their prompts; `bursts` of so many prompts at a time, of
-    `burst_tokens` each. `repeats` of each prompt and burst. Streams generate `output_tokens`. On engines
-    apart, `beside` streams run at the same time as prompts of `beside_tokens`."""
+    `burst_tokens` each. `repeats` of each prompt and burst. Streams generate `output_tokens`. `beside` of
+    them run at the same time as prompts of `beside_tokens` and of `burst_tokens`."""
 
     prompts: tuple[int, ...]
     cached: tuple[int, ...]

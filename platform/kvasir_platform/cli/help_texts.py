@@ -176,9 +176,9 @@ examples:
 CALIBRATE_EPILOG = """\
 Sends a few minutes of requests to a running deployment, which goes on serving its other clients: prompts of
 several lengths alone and behind a cached prefix, streams at several concurrencies and contexts, prompts that
-arrive together, and with prefill and decode apart both at once. From the server's own timings it fits the
-coefficients of the performance model, and writes them with their residuals, the hardware, versions and the
-shape of the engine to a profile. Other load at the same time makes the figures worse.
+arrive together, and prompts beside streams. From the server's own timings it fits the coefficients of the
+performance model, and writes them with their residuals, the hardware, versions and the shape of the engine
+to a profile. Other load at the same time makes the figures worse.
 
 A profile replaces data-sheet figures where its hardware and model match: name it in kvasir.yaml as
 performance.profile. See docs/PERFORMANCE_MODEL.md.
