@@ -161,12 +161,20 @@ def test_weights_of_another_model_are_refused_unless_the_configuration_is_overri
     folder = write_model(tmp_path, LLAMA | {"num_hidden_layers": 2}, tensors)
     finding = the_error(folder)
     assert finding.message == f"{folder}: config.json has 2 layers, and the weights have 1"
-    overridden = "engine.args={hf_overrides: {num_hidden_layers: 1}}"
-    pools = [f"pools.{name}.{overridden}" for name in ("prefill", "decode")]
-    assert [f.level for f in found(folder, *pools)] == ["ok"]
     with pytest.raises(ConfigError, match="has 2 layers, and the weights have 1; take"):
         refuse_model(load(None), folder)
-    refuse_model(load(None, pools), folder)
+    for argument in ("hf_overrides: {num_hidden_layers: 1}", f"hf_config_path: {tmp_path}"):
+        pools = [f"pools.{name}.engine.args={{{argument}}}" for name in ("prefill", "decode")]
+        assert [f.level for f in found(folder, *pools)] == ["ok"]
+        refuse_model(load(None, pools), folder)
+
+
+def test_the_quantization_that_is_checked_is_that_of_the_overridden_configuration(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA | {"quantization_config": {"quant_method": "hqq"}})
+    assert "quantized with hqq, which vLLM does not read" in the_error(folder).message
+    argument = "hf_overrides: {quantization_config: {quant_method: fp8}}"
+    pools = [f"pools.{name}.engine.args={{{argument}}}" for name in ("prefill", "decode")]
+    assert [f.level for f in found(folder, *pools)] == ["ok"]
 
 
 def test_an_unknown_architecture_comes_with_the_nearest_known(tmp_path: Path) -> None:

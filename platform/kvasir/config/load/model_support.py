@@ -39,6 +39,8 @@ from kvasir.core.requests import Role
 
 _OTHER_CONFIGURATION = {"hf_config_path", "config_format"}
 """Arguments of vLLM that let it read the model's configuration from another file than config.json."""
+SAME_MODEL = "take config.json and weights from the same model"
+"""What to do about weights that differ from config.json."""
 _OTHER_MODEL = "choose another model, or correct config.json"
 
 _NOT_SERVED: dict[Kind | None, tuple[str, str]] = {
@@ -69,16 +71,19 @@ def model_problems(view: Deployment, config: ModelConfig) -> list[ModelProblem]:
     """Return why the pools of `view` cannot serve the model with `config`, [] if they can."""
     found: list[ModelProblem] = []
     for pools, used in _as_served(view, config):
-        found.extend(_architecture(view, [pool for pool in pools if pool.engine.kind == "vllm"], used))
+        engines = [pool for pool in pools if pool.engine.kind == "vllm"]
+        found.extend(_architecture(view, engines, used))
         found.extend(_positions(view, pools, used))
         found.extend(ModelProblem(*problem) for pool in pools for problem in expert_problems(pool, used))
-    found.extend(_quantization(view, config))
+        found.extend(_quantization(view, engines, used))
     return found
 
 
-def _quantization(view: Deployment, config: ModelConfig) -> Iterator[ModelProblem]:
+def _quantization(
+    view: Deployment, engines: Sequence[PoolSpec], config: ModelConfig
+) -> Iterator[ModelProblem]:
     declared = declared_method(config.quantization)
-    if any(pool.engine.kind == "vllm" for pool in view.pools) and not reads_checkpoint(declared):
+    if engines and not reads_checkpoint(declared):
         yield ModelProblem(
             f"{_named(config)} is quantized with {declared}, which vLLM does not read",
             "take the model in bfloat16, or quantized with AWQ, GPTQ, FP8 or compressed-tensors",
@@ -111,8 +116,8 @@ def refuse_model(view: Deployment, folder: Path) -> None:
         raise ConfigError("\n".join(map(str, problems)))
     if needs_weights(view):
         differs = mismatch(config, read_tensors(folder))
-        if differs and not any("hf_overrides" in pool.engine.args for pool in view.pools):
-            raise ConfigError(f"{folder}: {differs}; take config.json and weights from the same model")
+        if differs and serves_config(view):
+            raise ConfigError(f"{folder}: {differs}; {SAME_MODEL}")
 
 
 def served_length(view: Deployment, config: ModelConfig) -> int | None:
@@ -142,6 +147,12 @@ def needs_weights(view: Deployment) -> bool:
     if is_object_uri(view.model.source):
         return False
     return any(pool.engine.args.get("load_format") != "dummy" for pool in view.pools)
+
+
+def serves_config(view: Deployment) -> bool:
+    """Whether all pools of `view` compute with config.json as it is, so that weights have to fit it."""
+    changed = {"hf_overrides"} | _OTHER_CONFIGURATION
+    return not any(changed & pool.engine.args.keys() for pool in view.pools)
 
 
 def _as_served(view: Deployment, config: ModelConfig) -> list[tuple[list[PoolSpec], ModelConfig]]:

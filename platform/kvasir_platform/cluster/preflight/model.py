@@ -9,7 +9,7 @@ from kvasir.checkpoint.architectures import MULTIMODAL
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.sampling_defaults import sampling_defaults
 from kvasir.config.load.model_parsers import fields_with_auto, with_parsers
-from kvasir.config.load.model_support import model_problems, needs_weights
+from kvasir.config.load.model_support import SAME_MODEL, model_problems, needs_weights, serves_config
 from kvasir.config.load.object_storage import is_object_uri
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
@@ -38,7 +38,6 @@ _TOKENIZERS = {
 _DOWNLOAD_AGAIN = (
     "complete the folder, for instance by downloading it again, or save the model as safetensors"
 )
-_SAME_MODEL = "take config.json and weights from the same model"
 
 
 def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bool) -> Iterator[Finding]:
@@ -151,8 +150,8 @@ def _weights(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
     if model.weights_problem:
         message, _, remedy = model.weights_problem.partition("; ")
         yield Finding("model", "error", message, remedy or _DOWNLOAD_AGAIN)
-    if model.mismatch and not any("hf_overrides" in pool.engine.args for pool in view.pools):
-        yield Finding("model", "error", f"{model.folder}: {model.mismatch}", _SAME_MODEL)
+    if model.mismatch and serves_config(view):
+        yield Finding("model", "error", f"{model.folder}: {model.mismatch}", SAME_MODEL)
 
 
 def _image_processor(config: ModelConfig) -> Iterator[Finding]:
