@@ -107,11 +107,14 @@ def group_ends(pytestconfig: pytest.Config) -> GroupEnds:
     return found
 
 
-@pytest.fixture(scope="session")
-def engine_registry() -> EngineRegistry:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine_registry() -> AsyncIterator[EngineRegistry]:
+    """Its engines end with the session at the latest: the last tests of a group need not ask for them."""
     from tests.kit.shared.engines import EngineRegistry
 
-    return EngineRegistry()
+    made = EngineRegistry()
+    yield made
+    await made.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -58,8 +58,11 @@ def traces() -> Iterator[Collector]:
 def stack_registry(
     start_stack: Callable[..., contextlib.AbstractContextManager[Stack]],
     tmp_path_factory: pytest.TempPathFactory,
-) -> StackRegistry:
-    return StackRegistry(start_stack, lambda: tmp_path_factory.mktemp("shared"))
+) -> Iterator[StackRegistry]:
+    """Its deployments end with the session at the latest: the last tests of a group need not ask for them."""
+    made = StackRegistry(start_stack, lambda: tmp_path_factory.mktemp("shared"))
+    yield made
+    made.stop()
 
 
 @pytest.fixture(scope="module")
