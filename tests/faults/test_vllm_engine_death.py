@@ -70,6 +70,7 @@ async def test_streams_of_one_step_arrive_in_one_batch(bench: EngineBench) -> No
     assert 40 <= steps <= 60
 
 
+@pytest.mark.stops_stack
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_killed_core_ends_every_stream_and_is_reported(bench: EngineBench) -> None:
     failed = asyncio.ensure_future(bench.engine.wait_failed())
