@@ -82,7 +82,8 @@ def failing(site: Site) -> Iterator[Finding]:
         logs = [other.kubectl("logs", pod.name, "-c", "worker") for pod in other.workers(pool)]
         yield holds("the log of the worker's pod has the error", any(CAUSE in each for each in logs))
     finally:
-        site.helm("uninstall", other.release)
+        # Without the flag, the error of an installation that was refused would be that there is no release.
+        site.helm("uninstall", other.release, "--ignore-not-found")
 
 
 def _other_head(site: Site, uid: str) -> bool:

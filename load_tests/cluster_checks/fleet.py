@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kvasir.core.requests import Role
 from load_tests.cluster_checks.control import STARTED_S
-from load_tests.cluster_checks.findings import Finding, equal, holds, shown
+from load_tests.cluster_checks.findings import CheckError, Finding, equal, holds, shown
 from load_tests.cluster_checks.site import COMPONENT, ENGINES, INSTANCE, Site
 
 AWAY_S = 30.0
@@ -66,22 +66,28 @@ def small(site: Site) -> Iterator[Finding]:
         expected,
         asked <= TRY_OUT_CPUS or not expected,
     )
-    router = site.pods("router")[0].name
+    router = site.router().name
     said = site.kubectl(
         "exec", router, "-c", "router", "--", "kvasir", "check", "-f", "/etc/kvasir/config/kvasir.yaml"
     )
     yield holds("`kvasir check` finds nothing in the modes of mounted files", "chmod" not in said)
-    pool = site.pool_states()[0]
+    states = site.pool_states()
+    if not states:
+        raise CheckError("the control process does not say how its pools are")
+    pool = states[0]
     control = ("exec", site.head().name, "-c", "control", "--", "kvasir")
     site.kubectl(*control, "scale", f"{pool['pool']}={pool['wanted']}")
     explained = site.kubectl(*control, "explain", "scaling")
     yield holds("`kvasir explain scaling` explains a size set by hand", pool["pool"] in explained)
     if any(each.name == pool["pool"] and each.scaling for each in site.spec.pools):
         site.kubectl(*control, "scale", f"{pool['pool']}=auto")
-    states = json.loads(site.kubectl("get", "pods", "-l", f"{selector},{COMPONENT}=worker", "-o", "json"))[
-        "items"
+    secrets = [
+        each["secret"]
+        for pod in pods
+        if pod["metadata"].get("labels", {}).get(COMPONENT) == "worker"
+        for each in pod["spec"]["volumes"]
+        if "secret" in each
     ]
-    secrets = [each["secret"] for pod in states for each in pod["spec"]["volumes"] if "secret" in each]
     yield equal(
         "modes of mounted Secrets",
         sorted({oct(each.get("defaultMode", 0o644)) for each in secrets}),

@@ -45,7 +45,9 @@ class Pod:
         """A pod of what `kubectl get pods -o json` shows of it."""
         meta, spec, status = value["metadata"], value["spec"], value.get("status", {})
         conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
-        states = [each.get("state", {}) for each in status.get("containerStatuses", [])]
+        # Init containers are first to pull the image; until they end, the others wait for them.
+        kinds = ("initContainerStatuses", "containerStatuses")
+        states = [each.get("state", {}) for kind in kinds for each in status.get(kind, [])]
         waiting = [each["waiting"].get("reason", "") for each in states if "waiting" in each]
         return cls(
             name=meta["name"],
@@ -158,6 +160,13 @@ class Site:
             raise CheckError("there is no pod of the head")
         return heads[-1]
 
+    def router(self) -> Pod:
+        """A router that is ready."""
+        for pod in self.pods("router"):
+            if pod.ready:
+                return pod
+        raise CheckError("no router is ready")
+
     def processes(self, pod: Pod) -> list[dict[str, Any]]:
         """The processes of a worker's pod."""
         code = (IN_POD / "processes.py").read_text(encoding="utf-8")
@@ -214,10 +223,7 @@ class Site:
     @contextmanager
     def load(self, streams: int | None = None, router: Pod | None = None) -> Iterator[Load]:
         """Run streams in a router's pod while the context runs."""
-        if router is None:
-            router = next((pod for pod in self.pods("router") if pod.ready), None)
-        if router is None:
-            raise CheckError("no router is ready")
+        router = router or self.router()
         code = (IN_POD / "streams.py").read_text(encoding="utf-8")
         settings = {
             "host": "127.0.0.1",

@@ -232,12 +232,16 @@ class LiveCluster:
         volumes: list[dict[str, Any]] = [{"secret": {"secretName": "session", "defaultMode": 0o440}}]
         if pod.component == "redis" and self.volume:
             volumes.append({"persistentVolumeClaim": {"claimName": "data"}})
-        waiting = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
+        # KubeRay's init container has the image of the worker, which waits for it.
+        pulled, waiting = [
+            [{"state": {"waiting": {"reason": reason}}}] if pod.tag else []
+            for reason in ("ImagePullBackOff", "PodInitializing")
+        ]
         return {
             "metadata": {
                 "name": pod.name,
                 "uid": f"uid-{pod.name}",
-                "labels": {"kvasir.dev/pool": pod.pool},
+                "labels": {"kvasir.dev/pool": pod.pool, "app.kubernetes.io/component": pod.component},
                 "annotations": {"kvasir.dev/template": pod.template},
             },
             "spec": {
@@ -249,7 +253,8 @@ class LiveCluster:
                 "phase": "Running",
                 "podIP": "10.0.0.1",
                 "conditions": [{"type": "Ready", "status": str(self._ready(pod))}],
-                "containerStatuses": [waiting] if pod.tag else [],
+                "initContainerStatuses": pulled,
+                "containerStatuses": waiting,
             },
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from load_tests.cluster_checks.checks import CHECKS
 from load_tests.cluster_checks.findings import Finding
 from load_tests.cluster_checks.run import main
 from load_tests.cluster_checks.site import Site
-from tests.kit.cluster.live_cluster import QUIET, LiveCluster
+from load_tests.cluster_checks.tools import CommandError
+from tests.kit.cluster.live_cluster import QUIET, LiveCluster, LivePod
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "CLUSTER_CHECKS.md"
 
@@ -106,6 +108,28 @@ def test_a_release_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]
 
     assert main(["--namespace", "llm", "--only", "small"], Nothing()) == 1
     assert "0 RayClusters of the release kvasir, not one" in capsys.readouterr().out
+
+
+def test_a_control_process_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    class Mute(LiveCluster):
+        def _exec(self, pod: LivePod, words: Sequence[str]) -> str:
+            return "" if "status" in words else super()._exec(pod, words)
+
+    assert main(["--namespace", "llm", "--only", "small"], Mute()) == 1
+    assert "BAD the control process does not say how its pools are" in capsys.readouterr().out
+
+
+def test_a_second_release_that_is_refused_is_told_by_that_error(capsys: pytest.CaptureFixture[str]) -> None:
+    class Full(LiveCluster):
+        def _helm(self, words: Sequence[str]) -> str:
+            if words[0] == "install":
+                raise CommandError("helm install: exceeded quota")
+            if words[0] == "uninstall" and "--ignore-not-found" not in words:
+                raise CommandError("helm uninstall: release: not found")
+            return super()._helm(words)
+
+    assert main(["--namespace", "llm", "--only", "failing"], Full()) == 1
+    assert "BAD helm install: exceeded quota" in capsys.readouterr().out
 
 
 def test_the_page_has_each_check() -> None:
