@@ -2,8 +2,7 @@
 whose image never starts.
 
 Real Ray, Serve, control process and Redis, with this module in place of KubeRay and the kubelet
-(tests/kit/cluster/pods.py). Float32 and one thread for each engine, so that a greedy stream has the same text
-whatever runs beside it and wherever it goes on.
+(tests/kit/cluster/pods.py).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from tests.kit.cluster.pods import DECODE, HEALTH, PREFILL, SESSION, PodCluster, pod_cluster, ready_workers
+from tests.kit.cluster.pods import DECODE, PREFILL, PodCluster, pod_cluster, ready_workers, vllm_release
 from tests.kit.lab.load import asks
 from tests.kit.lab.stream import Ask, Outcome, complete
 
@@ -26,7 +25,6 @@ from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial
 PROMPTS = 8
 PROMPT_TOKENS = 64
 BOTH = {"prefill": 1, "decode": 1}
-HEAD_ENDS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +34,6 @@ class Loss:
     kills: int = 10
     away_s: float = 2.5
     load: Load = Load(rate=2.0, tokens=40)
-
-
-def spec(*decoders: str) -> dict[str, Any]:
-    """Prefill and decode apart, the latter at these addresses."""
-    pools = (("prefill", PREFILL), *(("decode", ip) for ip in decoders))
-    return {
-        "version": "kvasir/v1",
-        "name": "kvasir",
-        "disaggregation": "always",
-        "model": {"dtype": "float32", "max_model_len": 1024},
-        "pools": [
-            {"name": role, "role": role, "engine": {"threads": 1, "kv_cache_bytes": 1 << 24}}
-            for role in ("prefill", "decode")
-        ],
-        "transfer": {"host": "pod"},
-        "worker": {"host": "pod", "port": SESSION, "health_port": HEALTH, "drain_s": 3},
-        "gateway": {"host": "127.0.0.1", "port": 0},
-        "discovery": {"kind": "static", "endpoints": [f"{pool}={ip}:{SESSION}" for pool, ip in pools]},
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +76,7 @@ class Served:
 async def served(trial: Trial, load: Load, *decoders: str) -> AsyncIterator[Served]:
     """A release that serves, with a Redis that has a volume."""
     volume = ("--appendonly", "yes", "--dir", str(trial.folder))
-    made = pod_cluster(trial.folder, spec(*decoders), *volume)
+    made = pod_cluster(trial.folder, vllm_release(*decoders), *volume)
     cluster = await asyncio.to_thread(made.__enter__)
     try:
         url = await asyncio.to_thread(installed, cluster, decoders[1:])
@@ -130,10 +109,7 @@ async def redis_restarted(trial: Trial, size: Loss) -> list[Figure]:
     """Redis restarts with its volume; Ray's head ends with its connection and is restarted."""
 
     async def act(release: Served) -> None:
-        await asyncio.to_thread(release.cluster.redis.kill)
-        await asyncio.to_thread(release.cluster.redis.start)
-        await asyncio.to_thread(release.cluster.processes["head"].wait, HEAD_ENDS_S)
-        await asyncio.to_thread(release.cluster.take_over, BOTH)
+        await asyncio.to_thread(release.cluster.restart_redis, BOTH)
 
     return await _outlived(trial, size, act, "")
 

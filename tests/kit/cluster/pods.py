@@ -32,6 +32,7 @@ from tests.kit.processes import command_line, free_port
 HEAD, PREFILL, DECODE = "127.0.0.41", "127.0.0.42", "127.0.0.43"
 SESSION, HEALTH = 7841, 7842
 PATIENCE_S = 90.0
+HEAD_ENDS_S = 60.0
 TOKENS = 40
 # Hashes of the pods' template: the initial one, and the changed one.
 OLD, NEW = "0123456789ab", "ba9876543210"
@@ -204,6 +205,13 @@ class PodCluster:
         # Beside engines that serve, Ray's head may need several attempts on a small machine.
         self.until(taken_over, "the pools are taken over", 3 * PATIENCE_S)
 
+    def restart_redis(self, pools: Mapping[str, int]) -> None:
+        """Restart Redis with its volume. Ray's head ends with its connection; KubeRay restarts its pod."""
+        self.redis.kill()
+        self.redis.start()
+        self.processes["head"].wait(HEAD_ENDS_S)
+        self.take_over(pools)
+
     def lose_gcs(self) -> int:
         """Kill Ray's GCS; return the exit status of the control process."""
         for process in psutil.Process(self.processes["head"].pid).children(recursive=True):
@@ -279,6 +287,26 @@ def stream_text(url: str, tokens: int = TOKENS, connect: Callable[[], httpx.Clie
                     text += choice["text"]
                     finish = choice["finish_reason"] or finish
     raise AssertionError(f"cut after {len(text)} characters")
+
+
+def vllm_release(*decoders: str) -> dict[str, Any]:
+    """The spec of a prefill and a decode pool of vLLM, the latter at these addresses. Float32 and one thread
+    for each engine, so that a greedy stream has the same text wherever it goes on."""
+    pools = (("prefill", PREFILL), *(("decode", ip) for ip in decoders))
+    return {
+        "version": "kvasir/v1",
+        "name": "kvasir",
+        "disaggregation": "always",
+        "model": {"dtype": "float32", "max_model_len": 1024},
+        "pools": [
+            {"name": role, "role": role, "engine": {"threads": 1, "kv_cache_bytes": 1 << 24}}
+            for role in ("prefill", "decode")
+        ],
+        "transfer": {"host": "pod"},
+        "worker": {"host": "pod", "port": SESSION, "health_port": HEALTH, "drain_s": 3},
+        "gateway": {"host": "127.0.0.1", "port": 0},
+        "discovery": {"kind": "static", "endpoints": [f"{pool}={ip}:{SESSION}" for pool, ip in pools]},
+    }
 
 
 @contextlib.contextmanager
