@@ -55,6 +55,12 @@ def test_the_job_ends_by_itself() -> None:
     assert "--timeout-s=40" in job["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
+def test_by_default_it_takes_less_than_30_s_even_if_pods_do_not_end() -> None:
+    """What is done after that wait takes a second: tests/unit/cluster/kubernetes/test_cluster_removal.py."""
+    (job,) = (each for each in hooks(render()) if each["kind"] == "Job")
+    assert "--timeout-s=20" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
 def test_it_can_be_switched_off() -> None:
     release = render({"uninstall": {"enabled": False}})
     assert hooks(release) == []
