@@ -223,15 +223,18 @@ class AllottedLimit:
             del self._held[0]
         return sum(each.left for each in self._held)
 
-    def take(self, amount: float, now: float, *, home_lost: bool = False) -> Admitted:
+    def take(self, amount: float, now: float) -> Admitted:
         """Admit a request for `amount` tokens. On ASK the caller asks, and tries again with the answer; an
-        answer that does not suffice means NO. `home_lost`: the home cell is known not to be reachable."""
+        answer that does not suffice means NO."""
         if self.held(now) + _SLACK >= amount:
             self._spend(amount)
             self._used += amount
             return Admitted.YES
-        if home_lost or self.apart(now):
+        if self.apart(now):
             return Admitted.YES if self._own.take(amount, now) else Admitted.NO
+        if amount > self.rules.out_share * self._per_min:
+            # Asking would take from the home cell what is of no use here.
+            return Admitted.NO
         self._missed += amount
         return Admitted.ASK
 

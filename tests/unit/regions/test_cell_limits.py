@@ -141,6 +141,16 @@ def test_more_than_a_minutes_amount_can_never_be_granted() -> None:
         Three().take("us", tokens=PER_MIN * 10 + 1)
 
 
+def test_more_than_may_be_out_is_granted_in_the_home_cell_only() -> None:
+    three, tokens = Three(), PER_MIN * 6
+    for _ in range(4):
+        three.second({})
+    (refusal,) = three.take("us", tokens=tokens)
+    assert isinstance(refusal, LimitRefusal)
+    three.second({})
+    assert isinstance(three.take("eu", tokens=tokens)[0], Grant)
+
+
 def test_a_cell_does_not_answer_for_another_home_or_in_anothers_name() -> None:
     three, sent = Three(), list[LimitAsk]()
 

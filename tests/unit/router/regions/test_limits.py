@@ -208,7 +208,7 @@ def test_a_cell_apart_has_its_equal_part_of_the_limit() -> None:
     assert other.take(500.0, 2.6) is Admitted.YES
     assert other.take(1501.0, 2.6) is Admitted.NO
     assert other.take(1500.0, 2.6) is Admitted.YES
-    assert other.take(1.0, 0.0, home_lost=True) is Admitted.NO
+    assert other.take(1.0, 2.6) is Admitted.NO
 
 
 def test_an_idle_cell_is_not_taken_for_apart() -> None:
