@@ -11,7 +11,7 @@ used again, so that a link that comes and goes does not move requests back and f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -157,10 +157,6 @@ class RegionView:
         """Return the prompt tokens that were sent there and are not in its reports yet."""
         key = report.model, report.revision
         return sum(part.get(key, 0) for part in self._cells[cell].sent)
-
-    def states(self, now: float) -> Mapping[str, CellState]:
-        """Return the state of every cell."""
-        return {name: self.state(name, now) for name in self._cells}
 
     def _settle(self, known: _Known, now: float) -> None:
         """Let time pass."""
