@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from tests.kit.sim.cells import SimCell, SimCells
 
 from kvasir.config.spec.deployment import Deployment, SimSpec
 from kvasir.core.errors import CapacityError, RequestError, UpstreamError
-from kvasir.core.requests import Sampling
+from kvasir.core.images.prompts import PromptImage
+from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir_platform.sim.chaos.checks import broken_streams
 from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
@@ -226,6 +229,44 @@ def test_a_tenant_whose_data_stays_is_refused_with_the_reason_and_never_leaves()
         return [other]
 
     played(story, residency={"bank": ("eu",)})
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        pytest.param({"worker": "decode-0"}, id="a worker"),
+        pytest.param({"adapter": "poet"}, id="an adapter"),
+        pytest.param({"images": (PromptImage(0, 4, bytes(32), b""),)}, id="an image"),
+        pytest.param({"sampling": replace(LONG, prompt_logprobs=1)}, id="log probabilities of the prompt"),
+    ],
+)
+def test_what_only_its_own_cell_has_keeps_a_request_there(asks: dict[str, Any]) -> None:
+    async def story(cells: SimCells) -> list[ClientStream]:
+        home = cells["eu"]
+        await without_workers(home)
+        stream = ClientStream(replace(Request("r", cell().model.name, token_ids(range(32)), LONG), **asks))
+        with suppress(RequestError):
+            home.router.submit(stream.request, stream)
+        await cells.clock.sleep(2.0)
+        assert [view.sent for view in home.router.cells()[1:]] == [{}, {}]
+        assert all(not cells[name].runs() for name in ("us", "ap"))
+        home.router.cancel("r")
+        return []
+
+    played(story)
+
+
+def test_a_cell_with_another_tokenizer_gets_no_requests() -> None:
+    async def main() -> None:
+        cells = SimCells(cell(), VirtualClock(), DELAYS)
+        cells["us"].tokenizer = "another"
+        async with cells:
+            await without_workers(cells["eu"])
+            (stream,) = await begun(cells, cells["eu"], 1)
+            await stream.finished()
+            assert served_by(stream) == "ap"
+
+    run_virtual(main())
 
 
 def test_a_full_cell_spills_over_to_one_that_answers_sooner() -> None:

@@ -153,6 +153,7 @@ class SimCell:
         self.name = deployment.regions.name
         self.deployment = deployment
         self.cluster = Cluster(deployment, clock)
+        self.tokenizer = TOKENIZER_DIGEST
         self._clock, self._links = clock, links
         self._router: RegionRouter | None = None
         self._running: asyncio.Task[None] | None = None
@@ -173,7 +174,7 @@ class SimCell:
             dialer=lambda peer: _Dialer(self._links, self.name, peer.name),
             listener=lambda on_cell: _Listener(self._links, self.name, on_cell),
             router_id=self.name,
-            tokenizers={self.deployment.model.name: TOKENIZER_DIGEST},
+            tokenizers={self.deployment.model.name: self.tokenizer},
             epoch=1,
         )
         await self._router.start()
