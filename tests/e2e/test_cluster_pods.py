@@ -5,7 +5,9 @@ The engines are simulated and deterministic: every stream of one prompt must hav
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from tests.kit.cluster.pods import (
     stream_text,
 )
 
+from kvasir.config.load.model_files import resolve_model
 from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
 
 pytestmark = [
@@ -60,10 +63,10 @@ def _spec() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodCluster]:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[PodCluster]:
     """A release of two pools, without pods."""
-    with pod_cluster(tmp_path_factory.mktemp("redis"), _spec()) as made:
+    with pod_cluster(tmp_path, _spec()) as made:
         yield made
 
 
@@ -148,3 +151,32 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
     assert cluster.lose_gcs() == 1
     assert cluster.events("head", "failed")[-1]["code"] == "ray_head_lost"
     assert stream_text(url) == expected
+
+
+def test_a_pool_whose_weights_come_late_says_so_and_is_started_again_until_it_serves(tmp_path: Path) -> None:
+    weights = tmp_path / "kvasir-tiny"
+    spec = _spec()
+    spec |= {"model": {"source": str(weights)}, "disaggregation": "never", "pools": spec["pools"][1:]}
+    spec["pools"][0]["role"] = "both"
+    spec["discovery"]["endpoints"] = [f"decode={DECODE}:{SESSION}"]
+    with pod_cluster(tmp_path, spec) as late:
+        late.first_head()
+        late.worker("decode", DECODE)
+        late.until(lambda: bool(late.events("head", "start_failed")), "Serve gives up on the pool")
+        failed = late.events("head", "start_failed")[0]
+        (told,) = ask(socket_path(late.head_dir), ControlCommand("status", ""), PATIENCE_S)
+        (pool,) = told["pools"]
+        assert failed["attempt"] == 1
+        assert pool["state"] == "DEPLOY_FAILED"
+        assert pool["detail"].startswith("attempt 1 failed, the next one is at ")
+        # The worker's own error is in the status, in the head's log and in that of the worker's pod.
+        assert str(weights) in failed["message"]
+        assert str(weights) in pool["detail"]
+        assert str(weights) in (late.folder / f"{DECODE}.log").read_text(errors="replace")
+        assert not serves(DECODE)
+
+        shutil.copytree(resolve_model("kvasir-tiny"), weights)
+        late.until(lambda: serves(DECODE), "the pool serves, with the same spec and in the same pod")
+        assert late.events("head", "starting_again")
+        assert late.processes[DECODE].poll() is None
+        assert stream_text(late.router())
