@@ -96,7 +96,8 @@ def _back(
     if not rules.undo:
         return RevisionPlan(PlanState.HALTED, reason=reason)
     actions: dict[Phase, CellAction] = {"running": "abort", "paused": "abort", "promoted": "undo"}
-    left = [(name, each) for name, each in known if each.phase in actions]
+    # One that cannot be reached may serve the revision, whatever was known of it.
+    left = [(name, each) for name, each in known if each.phase in actions or not each.reachable]
     orders = tuple(CellOrder(name, actions[each.phase]) for name, each in left if each.reachable)
     return RevisionPlan(PlanState.GOING_BACK if left else PlanState.BACK, orders, reason)
 

@@ -95,6 +95,15 @@ def test_a_cell_that_does_not_answer_is_waited_for(cells: Cells, capsys: Any) ->
     assert "us not reachable" in capsys.readouterr().out
 
 
+def test_a_cell_that_does_not_answer_is_taken_back_before_the_command_ends(cells: Cells, capsys: Any) -> None:
+    cells.phases |= {"eu": "promoted", "us": "rolled_back"}
+    cells.pause(0.0)
+    cells.gateways["eu"].answers["/rollouts"] = (503, {})
+    assert follow(cells) == 1
+    assert cells.phases == {"eu": "rolled_back", "us": "rolled_back"}
+    assert "going_back: eu not reachable, us rolled_back" in capsys.readouterr().out
+
+
 def test_the_command_takes_cells_by_name_and_tells_what_it_did(cells: Cells, capsys: Any) -> None:
     named = [f"--cell={name}={gateway.address}" for name, gateway in cells.gateways.items()]
     assert main(["rollout", "cells", "chat", *named, "--once", "-o", "json"]) == 0

@@ -68,6 +68,7 @@ def test_a_cell_that_cannot_be_reached_goes_back_when_it_can() -> None:
     worse = CellPhase("rolled_back")
     assert plan(away, worse, IDLE) == RevisionPlan(PlanState.GOING_BACK, (), "rolled back in b: ")
     assert plan(DONE, worse, IDLE).orders == (CellOrder("a", "undo"),)
+    assert plan(CellPhase(reachable=False), worse, IDLE).state is PlanState.GOING_BACK
 
 
 def test_no_cell_begins_while_one_is_away_or_paused() -> None:
