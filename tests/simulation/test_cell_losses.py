@@ -196,6 +196,31 @@ def test_a_link_that_comes_back_adds_no_token_and_no_second_execution(cut_s: flo
     played(story)
 
 
+def test_a_request_that_has_lost_three_cells_ends_with_the_fourth() -> None:
+    async def story(cells: SimCells) -> list[ClientStream]:
+        home = cells["eu"]
+        await without_workers(home)
+        (stream,) = await begun(cells, home, 1, replace(LONG, max_tokens=500))
+        # By the last loss, the cell before it is used again.
+        for served_s in (0.3, 0.3, 0.3, 5.0):
+            while not (at := [name for name in ("us", "ap") if cells[name].runs()]):
+                assert not stream.ended.is_set()
+                await cells.clock.sleep(0.05)
+            await cells.clock.sleep(served_s)
+            for pair, end in cells.links.ends:
+                if pair == {"eu", at[0]}:
+                    await end.close()
+            while cells[at[0]].runs():
+                await cells.clock.sleep(0.05)
+        with pytest.raises(UpstreamError, match="was lost") as failed:
+            await stream.finished()
+        assert failed.value.code == "cell_lost"
+        assert sum(view.lost for view in home.router.cells()) == 4
+        return []
+
+    played(story)
+
+
 def test_without_another_cell_a_lost_one_ends_its_streams_with_the_reason() -> None:
     async def story(cells: SimCells) -> list[ClientStream]:
         home = cells["eu"]

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 from tests.kit.sim.cells import CellLinks, LinkEnd
 
-from kvasir.core.errors import KvasirError, ProtocolError
+from kvasir.core.errors import CapacityError, KvasirError, ProtocolError
 from kvasir.core.requests import Delta, Request, token_ids
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.session import ConnectionLost
@@ -39,6 +39,7 @@ from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 from kvasir_platform.sim.stories import simulate, small_deployment
 
 HELLO = CellHello(VERSION, "eu", "r")
+WELCOME = CellWelcome(VERSION, "us", 1.0)
 PATIENCE_S = 20.0
 """Virtual seconds in which a story ends."""
 
@@ -67,15 +68,19 @@ class Heard:
         self.lost.append(reason)
 
 
-def as_origin(story: Callable[[PeerCell, list[ToServing], CellLinks], Awaitable[None]]) -> None:
-    """Play a story with a link to a cell that only echoes; the list has what it got."""
+def as_origin(
+    story: Callable[[PeerCell, list[ToServing], CellLinks], Awaitable[None]],
+    welcome: CellWelcome = WELCOME,
+    why: str = "",
+) -> None:
+    """Play a story with a link to a cell that sends a `welcome` and one beat, once no request can be sent
+    there for the reason `why`; the list has what it got."""
 
     async def main() -> None:
         clock = VirtualClock()
         links, got, beats = CellLinks(clock), list[ToServing](), count(1)
 
         async def serve(connection: CellConnection, _: str | None) -> None:
-            welcome = CellWelcome(VERSION, "us", 1.0)
             await connection.send(encode_message(ToOrigin(welcome=welcome, beat=next(beats))))
             try:
                 while True:
@@ -100,7 +105,7 @@ def as_origin(story: Callable[[PeerCell, list[ToServing], CellLinks], Awaitable[
         )
         running = asyncio.ensure_future(peer.run())
         async with asyncio.timeout(PATIENCE_S):
-            while peer.why:
+            while peer.why != why:
                 await clock.sleep(0.01)
             await story(peer, got, links)
         running.cancel()
@@ -137,6 +142,25 @@ def test_a_sink_that_fails_as_its_cell_is_lost_keeps_nothing_from_going_on() -> 
             await asyncio.sleep(0.1)
 
     as_origin(story)
+
+
+@pytest.mark.parametrize(
+    ("welcome", "why"),
+    [
+        (
+            CellWelcome(VERSION, "us", 2.0),
+            "its regions.lost_after_s is 2, and here it is 1; set the same value in all cells",
+        ),
+        (CellWelcome(VERSION, "ap", 1.0), "it is cell 'ap', and not 'us'"),
+    ],
+    ids=["another lease", "another cell"],
+)
+def test_a_cell_that_is_not_as_agreed_gets_no_requests(welcome: CellWelcome, why: str) -> None:
+    async def story(peer: PeerCell, got: list[ToServing], links: CellLinks) -> None:
+        with pytest.raises(CapacityError, match=why):
+            peer.submit(request("r"), Heard())
+
+    as_origin(story, welcome, why)
 
 
 @dataclass
