@@ -66,6 +66,22 @@ def test_a_late_pull_is_cancelled_and_the_agent_stays(kernel: ScriptedKernel) ->
     assert [agent.closed for agent in bench.network.agents] == [False]
 
 
+def test_a_cancelled_read_does_not_disturb_another_pull_from_the_same_sender(kernel: ScriptedKernel) -> None:
+    bench = Bench(kernel=kernel)
+    bench.pull("late")
+    bench.now = 1.0
+    bench.pull("b")
+    late, other = kernel.reads
+    bench.now = 5.5
+    assert bench.side.poll() == []
+    assert late.cancelled
+    late.ended = XferState.FAILED
+    assert reasons(bench.side.poll()) == {"late": "timeout"}
+    bench.pull("c")
+    other.ended = kernel.reads[2].ended = XferState.DONE
+    assert reasons(bench.side.poll()) == {"b": "pulled", "c": "pulled"}
+
+
 def test_a_sender_that_died_before_the_last_look_fails_the_pull(kernel: ScriptedKernel) -> None:
     bench = Bench(kernel=kernel)
     bench.pull("a")

@@ -208,14 +208,17 @@ class NixlReceiver:
         self._left = [pull for pull in self._left if pull.in_flight]
 
     def _settled(self, pull: NixlPull, handle: ReadHandle) -> XferState | None:
-        """Return how a read ended, or None while it runs. A failed read fails the pull and marks the peer as
-        broken."""
-        state = handle.state if isinstance(handle, KernelRead) else self._agent.state(handle)
+        """Return how a read ended, or None while it runs. A read that failed, unless it was cancelled, fails
+        the pull and marks the peer as broken."""
+        if isinstance(handle, KernelRead):
+            state, cancelled = handle.state, pull.failure is not None
+        else:
+            state, cancelled = self._agent.state(handle), False
+            if state is not XferState.RUNNING:
+                self._agent.release(handle)
         if state is XferState.RUNNING:
             return None
-        if not isinstance(handle, KernelRead):
-            self._agent.release(handle)
-        if state is XferState.FAILED:
+        if state is XferState.FAILED and not cancelled:
             self._peers.broke_off(pull.endpoint.agent)
             pull.failure = pull.failure or ("io", f"the connection to agent {pull.endpoint.agent} broke")
         return state
