@@ -10,6 +10,7 @@ from kvasir.core.errors import TransferError
 from kvasir.ports.transfer import BlockPart, KvRegion, PullFailed, PullSucceeded
 from kvasir_workers.transfer.nixl import landing, leases, peers, receiving
 from kvasir_workers.transfer.nixl.agent import XferState
+from kvasir_workers.transfer.nixl.pages import PageWriter, page_bytes
 
 
 @pytest.fixture
@@ -244,6 +245,21 @@ def test_blocks_that_come_after_the_ticket_cannot_be_had_without_a_page(bench: B
     bench.side.pull("a", bench.offer("a", known_blocks=1, total=2), 0, [1, 2], 5.0)
     bench.arrive()
     assert reasons(bench.side.poll()) == {"a": "io"}
+
+
+def test_a_page_of_another_number_of_blocks_fails_the_pull() -> None:
+    bench = Bench(parts=4)
+    extent = bench.network.pages.take(page_bytes(1, 4))
+    assert extent is not None
+    assert extent.size == page_bytes(2, 2)
+    bench.network.table.grant("a", 1, extent)
+    page = PageWriter(bench.network.pages.view(extent), "a", 1, 2, 2)
+    page.add([0, 1], sums_of([0, 1], range(2)))
+    bench.side.pull("a", bench.offer("a", known_blocks=1, total=1), 0, [20], 5.0)
+    bench.arrive()
+    (ended,) = bench.side.poll()
+    assert isinstance(ended, PullFailed)
+    assert (ended.reason, ended.detail) == ("layout", "the lease has 2 blocks, not 1")
 
 
 @pytest.mark.parametrize(("changed", "how"), [(0, "pulled"), (1, "checksum")])

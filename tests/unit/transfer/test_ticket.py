@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import zlib
 from base64 import b85encode
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kvasir.core.errors import TransferError
 from kvasir.core.identity import KvLayout
@@ -75,3 +77,23 @@ def test_an_endpoint_of_another_version_is_refused() -> None:
         endpoint.decode(endpoint.encode(made(version=99)))
     with pytest.raises(TransferError):
         endpoint.decode(ticket.pack(b"\x93\x01\x02\x03"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"leases": -1}, "no process"),
+        ({"leases": (1 << 63) - 1}, "no process"),
+        ({"pages": 1 << 63}, "no process"),
+        ({"page_bytes": -1}, "no process"),
+        ({"regions": (KvRegion(-4096, 4096, 100),)}, "no process"),
+        ({"regions": (KvRegion(1 << 40, 4096, 1 << 60),)}, "no process"),
+        ({"regions": (KvRegion(1 << 40, 4096, 100, "cuda:x"),)}, "no process"),
+        ({"parts": -1}, "has -1 checksums"),
+        ({"parts": 3}, "3 parts"),
+        ({"parts": 1 << 62}, "parts"),
+    ],
+)
+def test_an_endpoint_whose_numbers_make_no_read_is_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(TransferError, match=what):
+        endpoint.decode(endpoint.encode(structs.replace(made(), **changes)))

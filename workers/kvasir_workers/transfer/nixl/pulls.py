@@ -142,6 +142,9 @@ def take_in(pull: NixlPull, look: LeaseReading, found: TableEntry, pages: PageMe
     page = parse(pages.view(pull.place), pull.wanted.offer.lease_id, pull.wanted.offer.fence)
     if page is None:
         return
+    if page.total != pull.wanted.offer.total:
+        pull.failure = ("layout", f"the lease has {page.total} blocks, not {pull.wanted.offer.total}")
+        return
     try:
         learn(pull, page.ids)
     except TransferError as error:
