@@ -80,6 +80,12 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (os.environ["UCX_TLS"], os.environ["UCX_NET_DEVICES"]) == ("tcp,self", "lo")
 
 
+def test_variables_with_which_ucx_cannot_start_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "sm,self")
+    with pytest.raises(TransferError, match=r"UCX backend with UCX_TLS=sm,self of the environment \("):
+        NixlAgent("cannot start", "127.0.0.1")
+
+
 def test_between_machines_ucx_has_the_rdma_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_agent, "rdma_ports", lambda: ("mlx5_0:1", "mlx5_1:1"))
     monkeypatch.setattr(nixl_agent, "interface_of", lambda host: "eth0")

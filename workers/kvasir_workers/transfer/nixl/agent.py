@@ -78,15 +78,17 @@ class NixlAgent:
         config.pthrDelay = PROGRESS_DELAY_US
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_NONE
         self._errors = _error_types(self._nixl)
+        chosen = ""
         try:
             self._agent: Any = self._nixl.nixlAgent(name, config)
             with _ucx_environment(host, tcp=tcp) as added:
+                chosen = _chosen(added)
                 # Shared memory has no failures of a peer to report: a read of one that ended fails by itself.
                 alone = is_loopback(host) and _TRANSPORTS in added
                 options = {"ucx_error_handling_mode": "none"} if alone else {}
                 self._backend: int = self._agent.createBackend("UCX", options)
         except self._errors as error:
-            raise TransferError(f"NIXL could not start its UCX backend: {error!r}") from error
+            raise TransferError(f"NIXL could not start its UCX backend{chosen}: {error!r}") from error
         self._registered: list[Any] = []
 
     def register(self, regions: Sequence[Descriptor], device: str) -> None:
@@ -227,6 +229,13 @@ def _ucx_environment(host: str, *, tcp: bool) -> Iterator[dict[str, str]]:
         finally:
             for name in added:
                 del os.environ[name]
+
+
+def _chosen(added: Mapping[str, str]) -> str:
+    """Return what an error says of the user's variables that decide how UCX starts; "" if there are none."""
+    users = [name for name in (_TRANSPORTS, _DEVICES) if name in os.environ and name not in added]
+    values = " and ".join(f"{name}={os.environ[name]}" for name in users)
+    return f" with {values} of the environment (unset, they are chosen for transfer.host)" if users else ""
 
 
 def kernel_reads(host: str) -> bool:
