@@ -104,6 +104,8 @@ def test_a_side_that_left_is_not_there_to_connect_to() -> None:
         ("address", b""),
         ("address", b"127.0.0.1 x"),
         ("address", b"127.0.0.1 99999999"),
+        ("address", b"\0 80"),
+        ("address", b"a" * 70 + b" 80"),
     ],
 )
 def test_what_names_no_address_is_refused(said: tuple[str, bytes]) -> None:

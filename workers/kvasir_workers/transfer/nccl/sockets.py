@@ -102,7 +102,7 @@ def connect(rank: int, host: str, relay: StoreRelay) -> SocketLink:
         if key != ADDRESS or not port.isdecimal():
             raise TransferError("the other side did not name the address of its data port")
         return SocketLink(socket.create_connection((their_host, int(port)), CONNECT_S))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise TransferError(f"cannot connect to the other side's data port: {error}") from error
 
 
