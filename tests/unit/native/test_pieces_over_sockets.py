@@ -6,8 +6,10 @@ import errno
 import os
 import socket
 import threading
+import time
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -19,6 +21,7 @@ from kvasir.native import _twin_sockets
 
 BOTH = pytest.mark.parametrize("core", [native, _twin_sockets], ids=["native", "twin"])
 Bytes = npt.NDArray[np.uint8]
+PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -50,6 +53,34 @@ def test_all_pieces_arrive_with_the_sums_of_checksum_pieces(
     assert np.array_equal(found, sent)
     # Row 0 has the first piece of the one region, and so on.
     assert sums == native.checksum_pieces(at, lengths, 1)
+
+
+@BOTH
+def test_the_rest_of_a_piece_wakes_who_waits_with_a_part_of_it(core: ModuleType) -> None:
+    found = np.zeros(8192, dtype=np.uint8)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    with near, far:
+        near.sendall(bytes(4096))
+        receiving = threading.Thread(
+            target=core.receive_pieces, args=(far.fileno(), *cut(found, 8192), 1, 0), daemon=True
+        )
+        receiving.start()
+        until_asleep(receiving)
+        near.sendall(b"1" * 4096)
+        receiving.join(PATIENCE_S)
+        assert not receiving.is_alive()
+    assert found.tobytes() == bytes(4096) + b"1" * 4096
+
+
+def until_asleep(thread: threading.Thread) -> None:
+    """Return when a thread waits in the kernel for more than Python's lock."""
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat")
+    deadline, seen = time.monotonic() + PATIENCE_S, 0
+    while seen < 100:
+        assert time.monotonic() < deadline, "the thread does not wait"
+        seen = seen + 1 if ") S " in stat.read_text() else 0
 
 
 @BOTH

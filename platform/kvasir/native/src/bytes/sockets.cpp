@@ -1,11 +1,15 @@
 #include "sockets.hpp"
 
+#include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "items.hpp"
@@ -26,9 +30,10 @@ void advance(iovec *&vectors, std::size_t &count, std::size_t bytes) {
   vectors->iov_len -= bytes;
 }
 
-// Moves all bytes of the vectors by `call`. Returns an error's number, or 0.
+// Moves all bytes of the vectors by `call`, in which the kernel `waits` for all, up to the time limit of the socket.
+// Returns an error's number, or 0.
 template <class Call>
-int move_all(iovec *vectors, std::size_t count, const Call &call) {
+int move_all(iovec *vectors, std::size_t count, bool waits, const Call &call) {
   for (bool waited = false; count;) {
     msghdr message{};
     message.msg_iov = vectors;
@@ -40,23 +45,32 @@ int move_all(iovec *vectors, std::size_t count, const Call &call) {
     std::size_t wanted = 0;
     for (std::size_t i = 0; i < message.msg_iovlen; ++i) wanted += vectors[i].iov_len;
     advance(vectors, count, static_cast<std::size_t>(moved));
-    if (static_cast<std::size_t>(moved) == wanted) continue;
-    // The kernel waits for all, up to the time limit of the socket.
+    if (!waits || static_cast<std::size_t>(moved) == wanted) continue;
     if (waited) return ETIMEDOUT;
     waited = true;
   }
   return 0;
 }
 
-// Receives all, and is woken once for it: the kernel would wake a reader for each segment.
+// Receives all, and is woken once for it: the kernel would wake a reader for each segment. It is poll that waits: a
+// recvmsg that has taken a part of the bytes would be woken only when as many as the mark come after it.
 class Connection {
  public:
-  explicit Connection(int fd) : fd_(fd) {}
+  explicit Connection(int fd) : fd_(fd) {
+    timeval limit{};
+    socklen_t size = sizeof limit;
+    if (getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &size)) return;
+    const std::int64_t most = 1000 * static_cast<std::int64_t>(limit.tv_sec) + (limit.tv_usec + 999) / 1000;
+    if (most) limit_ms_ = static_cast<int>(std::min<std::int64_t>(most, std::numeric_limits<int>::max()));
+  }
 
   int operator()(iovec *local, iovec *, std::size_t vectors, std::size_t) {
-    return move_all(local, vectors, [this](msghdr &message) {
+    return move_all(local, vectors, false, [this](msghdr &message) -> ssize_t {
       wake_at(message);
-      return recvmsg(fd_, &message, MSG_WAITALL);
+      pollfd socket{fd_, POLLIN, 0};
+      const int ready = poll(&socket, 1, limit_ms_);
+      if (!ready) errno = EAGAIN;
+      return ready > 0 ? recvmsg(fd_, &message, MSG_DONTWAIT) : -1;
     });
   }
 
@@ -70,7 +84,7 @@ class Connection {
   }
 
   const int fd_;
-  int mark_ = 0;
+  int mark_ = 0, limit_ms_ = -1;
 };
 
 Words words(const Items &items) { return Words(items.data(), items.count()); }
@@ -97,7 +111,8 @@ void send_pieces(int fd, const py::object &addresses, const py::object &lengths)
       else
         vectors.push_back({at, piece.length});
     }
-    error = move_all(vectors.data(), vectors.size(), [fd](msghdr &message) { return sendmsg(fd, &message, MSG_NOSIGNAL); });
+    error = move_all(vectors.data(), vectors.size(), true,
+                     [fd](msghdr &message) { return sendmsg(fd, &message, MSG_NOSIGNAL); });
   }
   raise_if(error);
 }
