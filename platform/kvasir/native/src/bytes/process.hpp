@@ -27,7 +27,9 @@ class ProcessRead {
 
   // Reads one unit. Returns whether another is left.
   bool step();
-  void cancel() { fail(kCancelled); }
+  void cancel() {
+    if (state() < 0) fail(kCancelled);
+  }
   // -1 while it runs; then 0, or the number of the first error.
   int state() const;
   std::size_t bytes() const { return pieces_.bytes; }
