@@ -39,6 +39,8 @@ pytestmark = [
 ]
 
 SPARE = "127.0.0.44"
+HEAD_END_S = 10.0
+"""Within which the head's pod ends, of a longer grace."""
 
 
 def _spec() -> dict[str, Any]:
@@ -95,7 +97,7 @@ def test_a_release_serves_outlives_its_head_and_loses_pods_without_a_stream(clus
 
     # A graceful end of the head's pod does not affect the workers, and requested sizes are kept.
     with steady_load(url, expected):
-        assert cluster.end("head") == 0
+        assert cluster.end("head", HEAD_END_S) == 0
         cluster.head()
         cluster.until(lambda: cluster.running() == {"prefill": 1, "decode": 2}, "the pools are taken over")
     assert {ip: cluster.replica(ip) for ip in (PREFILL, DECODE)} == serving

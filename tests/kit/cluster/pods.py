@@ -220,10 +220,10 @@ class PodCluster:
                     process.kill()
         return self.processes["head"].wait(PATIENCE_S)
 
-    def end(self, name: str) -> int:
-        """Stop a pod as Kubernetes does; return the exit status."""
+    def end(self, name: str, within_s: float = PATIENCE_S) -> int:
+        """Stop a pod as Kubernetes does; return the exit status. Raises TimeoutExpired."""
         self.processes[name].send_signal(signal.SIGTERM)
-        return self.processes[name].wait(PATIENCE_S)
+        return self.processes[name].wait(within_s)
 
     def kill(self, name: str) -> None:
         """Kill a pod's process and all its descendants at once, as if its node lost power."""
