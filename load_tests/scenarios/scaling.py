@@ -5,9 +5,9 @@ three, none, and back. With two replicas some clients would wait for longer than
 for that. The scenario runs with simulated engines, whose start is that of the process alone, and with vLLM on
 the shipped model. Every answer is checked; failed or truncated ones are counted, and none is allowed.
 
-Single engines are started with and without what shortens a start (start_up.py), and models that cannot start
-are refused (models/refused.py). `--only` measures a part and keeps the other rows of the report, with the
-commit at which they were measured.
+Single engines are started with and without what shortens a start (start_up.py), from a network volume and
+from object storage (sources), and models that cannot start are refused (models/refused.py). `--only` measures
+a part and keeps the other rows of the report, with the commit at which they were measured.
 
     make bench-scaling
     make bench-scaling ARGS='--only start-up'
@@ -36,6 +36,7 @@ from load_tests.report import REPORTS, Row, median, read, write
 from load_tests.scenarios import start_up
 from load_tests.scenarios.foundation import MODEL, ROOT, Stack, running_stack
 from load_tests.scenarios.models import refused
+from load_tests.scenarios.sources import node, streaming
 
 SPEC: Mapping[str, Any] = {
     "disaggregation": "never",
@@ -55,7 +56,8 @@ MOST = 3
 CLIENTS = 3 * SEATS - 1
 LONGEST_S = 240.0
 LOOK_S = 0.05
-_PARTS = ("pools", "start-up", "refusals")
+_PARTS = ("pools", "start-up", "node-cache", "streaming", "refusals")
+_STARTS = {"start-up": start_up.measure, "node-cache": node.measure, "streaming": streaming.measure}
 
 
 @dataclass(slots=True)
@@ -241,8 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "pools" in parts:
         for engine in args.engines.split(","):
             _report(rows(engine, _rounds(engine, args.rounds)), keep=not args.no_report)
-    if "start-up" in parts:
-        for found in start_up.measure(args.rounds):
+    for part in filter(_STARTS.__contains__, parts):
+        for found in _STARTS[part](args.rounds):
             _report(found, keep=not args.no_report)
     if "refusals" in parts:
         _report(list(refused.measure(args.rounds)), keep=not args.no_report)

@@ -8,6 +8,7 @@ load on the machine meets all of them.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.kit.models.sharded import make_sharded
 
@@ -44,13 +46,15 @@ async def _start(options: Sequence[str]) -> None:
     await engine.stop()
 
 
-def start_s(*options: str) -> float:
-    """Seconds from the spawn of a process to its warm engine. Raise RuntimeError if it does not start within
-    START_LIMIT_S."""
+def start_s(*options: str, variables: Mapping[str, str] = MappingProxyType({})) -> float:
+    """Seconds from the spawn of a process, with these `variables` in its environment, to its warm engine.
+    Raise RuntimeError if it does not start within START_LIMIT_S."""
     command = [sys.executable, "-m", "load_tests.scenarios.start_up", *OPTIONS, *options]
     with tempfile.TemporaryFile("w+") as errors:
         began = time.monotonic()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **variables}
+        ) as child:
             limit = threading.Timer(START_LIMIT_S, child.kill)
             limit.start()
             try:

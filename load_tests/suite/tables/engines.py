@@ -125,6 +125,9 @@ _SCALED = (
     "answers that failed or were cut",
 )
 
+_VOLUME = ("a mount for each", "a mount for each, node_cache", "one mount for all")
+_BUCKET = ("downloaded from a bucket first", "streamed from a bucket")
+
 _REFUSED = (
     "Llama-3.1-70B on one H100",
     "DeepSeek-V3 on one H100",
@@ -143,6 +146,21 @@ SCALING = Scenario(
         "engine start, kvasir-tiny, without compilation",
         "engine start, kvasir-tiny, compiled, nothing kept",
         "engine start, kvasir-tiny, compiled, code of an earlier start kept",
+        *names(
+            "3 workers of a node, {variant}: {figure}",
+            variant=_VOLUME,
+            figure=("read from the volume", "CPU of all", "until the last has started"),
+        ),
+        *names(
+            "engine start, weights {variant}: {figure}",
+            variant=("in the page cache", *_BUCKET),
+            figure=("CPU", "until it has started"),
+        ),
+        *names(
+            "engine start, weights {variant}: {figure}",
+            variant=_BUCKET,
+            figure=("read from the bucket", "left on the disk"),
+        ),
         *names("kvasir check refuses {case}", case=_REFUSED),
     ),
     (
@@ -150,11 +168,15 @@ SCALING = Scenario(
         "platform/kvasir_platform/planner/**/*.py",
         "workers/kvasir_workers/engines/vllm/setup/**/*.py",
         *measuring(
-            "scenarios/scaling.py", "scenarios/start_up.py", "scenarios/models/refused.py", "page_cache.py"
+            "scenarios/scaling.py",
+            "scenarios/start_up.py",
+            "scenarios/sources/*.py",
+            "scenarios/models/refused.py",
+            "page_cache.py",
         ),
     ),
     lines=MODULE,
-    minutes=20,
+    minutes=35,
 )
 
 _COMPARED = ("TTFT", "TPOT", "ITL", "E2E")
