@@ -243,21 +243,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "pools" in parts:
         for engine in args.engines.split(","):
             _report(rows(engine, _rounds(engine, args.rounds)), keep=not args.no_report)
+    load = f"load average {os.getloadavg()[0]:.1f} before"
     for part in filter(_STARTS.__contains__, parts):
         for found in _STARTS[part](args.rounds):
-            _report(found, keep=not args.no_report)
+            _report(found, keep=not args.no_report, settings=load)
     if "refusals" in parts:
         _report(list(refused.measure(args.rounds)), keep=not args.no_report)
     return 0
 
 
-def _report(found: Sequence[Row], *, keep: bool) -> None:
+def _report(found: Sequence[Row], *, keep: bool, settings: str = "") -> None:
     """Print rows and, with `keep`, put them into the report at once: what follows takes minutes, and may be
-    interrupted."""
+    interrupted. `settings` are those of `write`."""
     for row in found:
         print(f"{row.name}: {row.value:.3g} {row.unit} {row.spread or ''} {row.note}", flush=True)
     if keep:
-        print(write("scaling", "make bench-scaling", merged(read(REPORTS / "scaling.json"), found)))
+        written = merged(read(REPORTS / "scaling.json"), found)
+        print(write("scaling", "make bench-scaling", written, settings=settings))
 
 
 def merged(kept: Sequence[Row], found: Sequence[Row]) -> list[Row]:

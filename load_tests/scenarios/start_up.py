@@ -28,7 +28,7 @@ from load_tests.report import Row, median
 
 LAYERS = 10
 TINY = "kvasir-tiny"
-START_LIMIT_S = 240.0
+START_LIMIT_S = 400.0
 OPTIONS = ("disaggregation=never", "model.max_model_len=1024")
 EAGER = "pools.serve.engine.args={enforce_eager: true}"
 COMPILED = "pools.serve.engine.args={enforce_eager: false}"
