@@ -15,7 +15,6 @@ import json
 import os
 import random
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +24,15 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tiny_chat import CHAT_TEMPLATE, SPECIALS, ChatMaker
 from tiny_data import GET_TEXT, HOLD_OUT, Corpus, read_corpus, split
+from tiny_exam import copying, exam
+from tiny_rows import BOS, END, EOS, PAD
+from tiny_tools import ToolMaker
+from tiny_training import Phase, Trainer, loss_of, stream_of
+from tiny_words import Words
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
-BOS, EOS, PAD, END = 0, 1, 2, 6
 
 
 # ---------------------------------------------------------------- tokenizer, config, files
@@ -148,132 +151,6 @@ def save_model(model: LlamaForCausalLM, out: Path) -> None:
     save_weights(weights, out / "model.safetensors")
 
 
-# ---------------------------------------------------------------- training
-
-
-def loss_of(model: torch.nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return F.cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-
-
-def stream_of(tok: PreTrainedTokenizerFast, docs: list[str]) -> torch.Tensor:
-    """All documents as one token line: <|bos|> text <|eos|> <|bos|> text <|eos|> ..."""
-    return torch.tensor([t for ids in tok(docs)["input_ids"] for t in (*ids, EOS)])
-
-
-def windows(stream: torch.Tensor, rng: random.Random, batch: int, size: int) -> torch.Tensor:
-    starts = [rng.randrange(len(stream) - size) for _ in range(batch)]
-    return torch.stack([stream[s : s + size] for s in starts])
-
-
-def chat_rows(
-    tok: PreTrainedTokenizerFast, maker: ChatMaker, batch: int, size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of packed conversations; only the assistant's words and <|end|> are learned."""
-    ids, labels = torch.full((batch, size), PAD), torch.full((batch, size), -100)
-    for row in range(batch):
-        at = 0
-        while at < size:
-            for text, learn in maker.conversation():
-                part = torch.tensor(tok.encode(text, add_special_tokens=False))[: size - at]
-                ids[row, at : at + len(part)] = part
-                if learn:
-                    labels[row, at : at + len(part)] = part
-                at += len(part)
-    return ids, labels
-
-
-@dataclass
-class Phase:
-    """A stretch of training; the learning rate falls in a line from `peak` to `final`."""
-
-    name: str
-    steps: int
-    batch: int
-    size: int
-    peak: float
-    final: float
-    chat: float = 0.0  # share of the rows that are conversations
-    drill: float = 0.0  # share of the turns in them that only copy words
-
-
-@dataclass
-class Trainer:
-    """Muon for the matrices, AdamW for the rest; a checkpoint every minute; resumable."""
-
-    model: LlamaForCausalLM
-    tok: PreTrainedTokenizerFast
-    stream: torch.Tensor
-    maker: ChatMaker
-    args: argparse.Namespace
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        matrix = [p for name, p in named if p.ndim == 2 and name.endswith("_proj.weight")]
-        rest = [p for name, p in named if p.ndim != 2 or not name.endswith("_proj.weight")]
-        found: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
-        ]
-        if matrix:
-            found.append(torch.optim.Muon(matrix, lr=1e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
-        return found
-
-    def batch(self, phase: Phase, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens and labels of one step; they depend on the seed and the step alone."""
-        self.maker.rng, self.maker.drill = random.Random(self.args.seed * 1_000_003 + step), phase.drill
-        ids = windows(self.stream, self.maker.rng, phase.batch, phase.size + 1)
-        if not (chats := int(phase.batch * phase.chat)):
-            return ids, ids
-        talk, learn = chat_rows(self.tok, self.maker, chats, phase.size + 1)
-        return torch.cat([talk, ids[chats:]]), torch.cat([learn, ids[chats:]])
-
-    def run(self, phases: list[Phase]) -> None:
-        """Train through all phases, from the checkpoint where one is asked for."""
-        opts, path = self.optimizers(), self.args.checkpoint
-        began = self.resume(opts) if self.args.resume and path.exists() else 0
-        plan = [(phase, i) for phase in phases for i in range(phase.steps)]
-        work = sum(phase.batch * phase.size for phase, _ in plan[began:])
-        step_loss = torch.compile(loss_of, dynamic=False) if self.args.compile else loss_of
-        start = saved = time.monotonic()
-        seen, mean = 0, 0.0
-        for step, (phase, i) in enumerate(plan[began:], began + 1):
-            rate = phase.peak + (phase.final - phase.peak) * i / phase.steps
-            for group in (group for opt in opts for group in opt.param_groups):
-                group["lr"] = rate * min(1.0, step / 100)
-            loss = step_loss(self.model, *self.batch(phase, step))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
-            for opt in opts:
-                opt.step()
-                opt.zero_grad(set_to_none=True)
-            seen += phase.batch * phase.size
-            mean = 0.95 * mean + 0.05 * loss.item() if mean else loss.item()
-            if step % self.args.log_every == 0 or step == len(plan):
-                speed = seen / (time.monotonic() - start)
-                print(
-                    f"{phase.name:5} step {step:5}/{len(plan)}  loss {mean:.3f}  {speed:6.0f} tokens/s  "
-                    f"ETA {(work - seen) / speed / 60:4.1f} min",
-                    flush=True,
-                )
-            if time.monotonic() - saved > 60 or step == len(plan):
-                state = [opt.state_dict() for opt in opts]
-                torch.save(
-                    {"model": self.model.state_dict(), "opts": state, "step": step}, path.with_suffix(".tmp")
-                )
-                os.replace(path.with_suffix(".tmp"), path)
-                saved = time.monotonic()
-
-    def resume(self, opts: list[torch.optim.Optimizer]) -> int:
-        """Load the checkpoint; the number of steps it has behind it."""
-        saved = torch.load(self.args.checkpoint, weights_only=True)
-        self.model.load_state_dict(saved["model"])
-        for opt, state in zip(opts, saved["opts"], strict=True):
-            opt.load_state_dict(state)
-        print(f"resumed at step {saved['step']} from {self.args.checkpoint}", flush=True)
-        return int(saved["step"])
-
-
 # ---------------------------------------------------------------- adapter
 
 
@@ -335,6 +212,64 @@ def train_lora(
     )
 
 
+# ---------------------------------------------------------------- tools
+
+
+@dataclass
+class Lesson:
+    """A model with what it is taught from."""
+
+    model: LlamaForCausalLM
+    tok: PreTrainedTokenizerFast
+    corpus: Corpus
+    docs: list[str]
+    args: argparse.Namespace
+
+    def study(self) -> None:
+        """Teach a new model prose and chat."""
+        stream, steps, args = stream_of(self.tok, self.docs), self.args.steps, self.args
+        parameters = sum(p.numel() for p in self.model.parameters())
+        print(f"{len(stream):,} training tokens, {parameters:,} parameters")
+        Trainer(self.model, self.tok, stream, ChatMaker(self.corpus), args).run(
+            [
+                Phase("prose", steps, 16, 256, 4e-3, 8e-4),
+                Phase("long", steps // 20, 2, 2048, 8e-4, 5e-4),
+                Phase("long", steps // 60, 1, 4096, 5e-4, 4e-4),
+                Phase("chat", args.chat_steps, 8, 512, 8e-4, 3e-5, chat=0.5),
+                Phase("talk", args.talk_steps, 16, 256, 1e-3, 2e-5, chat=0.875, drill=0.35),
+                Phase("mend", steps // 15, 2, 2048, 6e-4, 2e-4, chat=0.5),
+                Phase("mend", steps // 60, 2, 4096, 2e-4, 2e-5, chat=0.5),
+                Phase("last", steps // 20, 16, 256, 3e-4, 1e-5, chat=0.75),
+            ]
+        )
+        save_model(self.model, args.out)
+
+    def practise(self) -> None:
+        """Teach a model of prose to copy, then to call tools and answer in JSON."""
+        args, chats = self.args, ChatMaker(self.corpus)
+        tools = ToolMaker(Words(self.docs, kept=False), chats)
+        steps = args.tool_steps
+        Trainer(self.model, self.tok, stream_of(self.tok, self.docs), chats, args, tools).run(
+            [
+                Phase("copy", args.copy_steps, 32, 128, 2e-3, 1.5e-3, copy=0.75, chat=0.0625),
+                Phase("fill", steps // 3, 8, 512, 1.5e-3, 1.2e-3, tools=0.875, level=0.0, words=0.3),
+                Phase("tools", steps // 2, 8, 512, 1.2e-3, 5e-4, chat=0.125, tools=0.75, words=0.1),
+                Phase("mend", steps // 6, 8, 512, 5e-4, 2e-5, chat=0.25, tools=0.5),
+            ]
+        )
+        save_model(self.model, args.out)
+
+    def evaluate(self) -> None:
+        """Print the share of right answers by kind, with words that were practised and with others."""
+        token, span = copying(self.model, random.Random(self.args.seed))
+        print(f"copies {token:.0%} of random tokens, {span:.0%} of spans of 8", flush=True)
+        for name, kept in (("known words", False), ("new words", True)):
+            maker = ToolMaker(Words(self.docs, kept), ChatMaker(self.corpus), kept=True)
+            for kind, right in exam(self.model, self.tok, maker, self.args.cases, self.args.show).items():
+                counts = "  ".join(f"{key} {count:3}" for key, count in right.items())
+                print(f"{name:11}  {kind:14}  of {self.args.cases}: {counts}", flush=True)
+
+
 # ---------------------------------------------------------------- command line
 
 
@@ -351,6 +286,15 @@ def perplexity(
     return float(torch.tensor(total / max(1, count)).exp()), count
 
 
+def print_perplexities(
+    model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, held: dict[str, list[str]]
+) -> None:
+    every = [doc for texts in held.values() for doc in texts]
+    for name, texts in (*held.items(), ("all", every)):
+        value, count = perplexity(model, tok, texts, 2048)
+        print(f"held out {name:7} {count:7,} tokens  perplexity {value:7.2f}", flush=True)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -361,6 +305,9 @@ what each stage does:
   init   write a complete folder with random weights (seconds): enough to test loading
   train  tokenizer, prose at 256 tokens, prose at 2048 and 4096, chat, then both at
          2048 and 4096 (short chats unlearn far positions), a last round of chat (50 minutes)
+  tools  go on from an existing folder: copying, then calls of tools and answers in JSON
+  evaluate-tools
+         right answers of an existing folder with tools and schemas that it never practised
   lora   train the adapter for an existing folder (a few minutes)
   eval   held-out perplexity of an existing folder, by source
 
@@ -371,13 +318,17 @@ example:
   python train_tiny.py train --text-root text --out kvasir-tiny
   python train_tiny.py lora  --text-root text --out kvasir-tiny --lora-out kvasir-tiny-lora""",
     )
-    p.add_argument("stage", choices=["text", "init", "train", "lora", "eval"])
+    p.add_argument("stage", choices=["text", "init", "train", "tools", "evaluate-tools", "lora", "eval"])
     p.add_argument("--text-root", type=Path, default=Path("/"), help="where the packages were unpacked (/)")
     p.add_argument("--out", type=Path, default=HERE / "kvasir-tiny", help="model folder (beside this file)")
     p.add_argument("--lora-out", type=Path, default=HERE / "kvasir-tiny-lora", help="adapter folder")
     p.add_argument("--steps", type=int, default=2400, help="steps on prose, 4096 tokens each (2400)")
     p.add_argument("--chat-steps", type=int, default=320, help="steps of half prose, half chat (320)")
     p.add_argument("--talk-steps", type=int, default=600, help="steps of chat with copying drills (600)")
+    p.add_argument("--copy-steps", type=int, default=600, help="steps of spans that come again (600)")
+    p.add_argument("--tool-steps", type=int, default=2400, help="steps of tools and JSON (2400)")
+    p.add_argument("--cases", type=int, default=100, help="cases of each kind in evaluate-tools (100)")
+    p.add_argument("--show", type=int, default=0, help="wrong answers of each kind to print (0)")
     p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (200)")
     p.add_argument("--seed", type=int, default=7, help="of weights, batches and conversations (7)")
     p.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
@@ -410,32 +361,18 @@ def main() -> None:
         tok = PreTrainedTokenizerFast.from_pretrained(args.out)
         model = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
     tok.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # cut later
-    if args.stage == "init":
-        save_model(model, args.out)
-    elif args.stage == "lora":
-        train_lora(model, tok, corpus, args)
-    elif args.stage == "train":
-        stream, steps = stream_of(tok, docs), args.steps
-        print(f"{len(stream):,} training tokens, {sum(p.numel() for p in model.parameters()):,} parameters")
-        Trainer(model, tok, stream, ChatMaker(corpus), args).run(
-            [
-                Phase("prose", steps, 16, 256, 4e-3, 8e-4),
-                Phase("long", steps // 20, 2, 2048, 8e-4, 5e-4),
-                Phase("long", steps // 60, 1, 4096, 5e-4, 4e-4),
-                Phase("chat", args.chat_steps, 8, 512, 8e-4, 3e-5, chat=0.5),
-                Phase("talk", args.talk_steps, 16, 256, 1e-3, 2e-5, chat=0.875, drill=0.35),
-                Phase("mend", steps // 15, 2, 2048, 6e-4, 2e-4, chat=0.5),
-                Phase("mend", steps // 60, 2, 4096, 2e-4, 2e-5, chat=0.5),
-                Phase("last", steps // 20, 16, 256, 3e-4, 1e-5, chat=0.75),
-            ]
-        )
-        save_model(model, args.out)
-    if args.stage in ("train", "eval"):
-        model.eval()
-        held["all"] = [doc for texts in held.values() for doc in texts]
-        for name, texts in held.items():
-            value, count = perplexity(model, tok, texts, 2048)
-            print(f"held out {name:7} {count:7,} tokens  perplexity {value:7.2f}", flush=True)
+    lesson = Lesson(model, tok, corpus, docs, args)
+    stages = {
+        "init": lambda: save_model(model, args.out),
+        "train": lesson.study,
+        "tools": lesson.practise,
+        "evaluate-tools": lesson.evaluate,
+        "lora": lambda: train_lora(model, tok, corpus, args),
+        "eval": model.eval,
+    }
+    stages[args.stage]()
+    if args.stage in ("train", "tools", "eval"):
+        print_perplexities(model.eval(), tok, held)
 
 
 if __name__ == "__main__":

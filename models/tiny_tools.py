@@ -1,0 +1,380 @@
+"""Chats in which `kvasir-tiny` practises tools and JSON, and those that it is tested on.
+
+Why this exists: there is no public-domain set of such chats. Tools, schemas and sentences are put
+together anew each time, so that only reading them helps: the tool is the one whose words the user
+says, arguments come from the user's words, and the answer says what the tool returned.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiny_chat import SYSTEMS, ChatMaker
+from tiny_words import ENUMS, KINDS, VERBS, Words, held_out, listed, spoken
+
+Calls = list[tuple[str, dict[str, Any]]]
+Pieces = list[tuple[str, bool]]
+TOOLS_HEAD = "Tools, one JSON object per line:"
+ACTION = [
+    "{Action} with {args}.",
+    "{Action} with {args}",
+    "Please {action} with {args}.",
+    "{Action}: {args}.",
+    "{Action}, {args}",
+    "Can you {action} with {args}?",
+    "I want you to {action} with {args}.",
+    "{action} {args}",
+    "Use {name}: {args}.",
+    "Call {name} with {args}.",
+]
+SINGLE = [
+    "{Action} in {value}.",
+    "{Action} for {value}.",
+    "{Action} of {value}",
+    "{Action} {value}",
+    "What is the {thing} in {value}?",
+    "What is the {thing} of {value}?",
+    "What's the {thing} for {value}?",
+    "What is the {thing} in {value} now?",
+    "{Thing} in {value}?",
+    "Please {action} for {value}.",
+    "What is the value of {name}({value})? Use the tool.",
+    "{name}({value})",
+    "Can you {action} for {value}?",
+]
+BARE = [
+    "{Action}.",
+    "Please {action}.",
+    "Can you {action}?",
+    "What is the {thing}?",
+    "{Thing}?",
+    "Call {name}.",
+]
+ARGUMENT = ["{key} {value}", "{key} {value}", "{key}: {value}", "the {key} is {value}", "{key} = {value}"]
+ASK_JSON = ["Answer in JSON.", "Reply with JSON.", "Give me JSON.", "As JSON:", "Write it as JSON.", "JSON:"]
+GUIDE = [
+    "Answer in JSON with this schema: {}",
+    "Reply with JSON that follows this JSON schema:\n{}",
+    "The output is a JSON object of the schema {}",
+    "Return only JSON. Schema:\n{}",
+]
+
+
+@dataclass
+class Tool:
+    """A function: `words` is what a user calls it by, (verb, thing)."""
+
+    name: str
+    words: tuple[str, str]
+    described: str | None
+    schema: dict[str, Any]
+    kinds: dict[str, tuple[str, list[str]]]
+
+    def line(self) -> str:
+        """The tool as the chat template shows it."""
+        function = {"name": self.name, "description": self.described, "parameters": self.schema}
+        return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+
+
+@dataclass
+class Case:
+    """A chat up to where the model speaks, and what it should say."""
+
+    kind: str
+    pieces: Pieces
+    calls: Calls = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> str:
+        return "".join(text for text, _ in self.pieces[:-1])
+
+    @property
+    def answer(self) -> str:
+        return self.pieces[-1][0]
+
+
+def compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def written(name: str, given: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>'
+
+
+def said(calls: Calls) -> str:
+    """Calls as the model writes them: arguments compact, as under the grammar of a forced call."""
+    return "\n".join(written(name, compact(given)) for name, given in calls)
+
+
+def shown(calls: Calls) -> str:
+    """Calls as the chat template shows them once they are made."""
+    return "".join("\n" + written(name, json.dumps(given, ensure_ascii=False)) for name, given in calls)
+
+
+class ToolMaker:
+    """Makes chats with tools and JSON. `kept`: of the tools and schemas that are kept for the tests.
+    `level`, 0 to 1: how many tools and arguments there are; `drill`: share of lists of words."""
+
+    def __init__(self, words: Words, chats: ChatMaker, kept: bool = False) -> None:
+        self.words, self.chats, self.kept, self.level, self.drill = words, chats, kept, 1.0, 0.0
+        self.rng = random.Random(0)
+
+    def seed(self, seed: int) -> None:
+        self.rng = self.words.rng = self.chats.rng = random.Random(seed)
+
+    def kinds(self) -> list[str]:
+        """The types of a schema's properties, in a shape that is for this maker."""
+        while True:
+            count = self.rng.choice((0, 1, 1, 1, 2, 2, 3, 4)[: 5 + round(3 * self.level)])
+            drawn = self.rng.choices(KINDS, (5, 3, 1, 1, 1.5, 1), k=count)
+            if count < 3 or held_out(" ".join(drawn)) == self.kept:
+                return drawn
+
+    def key(self, kind: str) -> str:
+        """A key; which keys have which type is kept for the tests too."""
+        while held_out(f"{kind} {(key := self.words.key())}") != self.kept:
+            pass
+        return key
+
+    def schema(self, drawn: list[str]) -> tuple[dict[str, Any], dict[str, tuple[str, list[str]]]]:
+        """A JSON schema of an object, and the type and choices of each key."""
+        rng = self.rng
+        properties: dict[str, Any] = {}
+        kinds: dict[str, tuple[str, list[str]]] = {}
+        noted, titled = rng.random() < 0.4, rng.random() < 0.15
+        for kind in drawn:
+            key = self.key(kind)
+            choices: list[str] = []
+            if kind == "enum":
+                own = rng.sample(self.words.things, rng.randint(2, 4))
+                choices = own if rng.random() < 0.7 else rng.choice(ENUMS)
+            one: dict[str, Any] = {"title": key.replace("_", " ").title()} if titled else {}
+            one["type"] = {"enum": "string"}.get(kind, kind)
+            if kind == "array":
+                one["items"] = {"type": "string"}
+            if choices:
+                one["enum"] = choices
+            if noted:
+                one["description"] = f"The {key.replace('_', ' ')}."
+            properties[key], kinds[key] = one, (kind, choices)
+        schema: dict[str, Any] = {"type": "object", "properties": properties}
+        if properties and rng.random() < 0.8:
+            schema["required"] = list(properties)[: rng.randint(1, len(properties))]
+        if rng.random() < 0.15:
+            schema["additionalProperties"] = False
+        return schema, kinds
+
+    def tool(self, near: Tool | None = None) -> Tool:
+        """A tool; with `near`, perhaps one that shares a word with it."""
+        while held_out((tool := self.any_tool(near)).name) != self.kept:
+            pass
+        return tool
+
+    def any_tool(self, near: Tool | None) -> Tool:
+        rng = self.rng
+        verb, thing = rng.choice(VERBS), self.words.thing()
+        if near and rng.random() < 0.4:
+            verb, thing = rng.choice(((near.words[0], thing), (verb, near.words[1])))
+        if rng.random() < 0.2:
+            thing = f"{rng.choice(self.words.things)}_{thing}"
+        name = rng.choice(
+            (f"{verb}_{thing}",) * 5 + (verb + thing.title().replace("_", ""), thing, f"{thing}_{verb}")
+        )
+        spoken_thing = thing.replace("_", " ")
+        described = rng.choice(
+            (
+                None,
+                f"{verb.capitalize()} the {spoken_thing}.",
+                f"{verb.capitalize()} the {spoken_thing} that the user asks for.",
+                f"{verb.capitalize()}s a {spoken_thing}.",
+            )
+        )
+        return Tool(name, (verb, spoken_thing), described, *self.schema(self.kinds()))
+
+    def toolset(self) -> list[Tool]:
+        tools = [self.tool()]
+        for _ in range(self.rng.choice((0, 0, 1, 1, 2, 3)[: 3 + round(3 * self.level)])):
+            other = self.tool(tools[0])
+            if all(other.name != tool.name and other.words != tool.words for tool in tools):
+                tools.append(other)
+        self.rng.shuffle(tools)
+        return tools
+
+    def given(self, kinds: dict[str, tuple[str, list[str]]], required: list[str]) -> dict[str, Any]:
+        """Arguments for a schema; optional ones are left out now and then."""
+        return {
+            key: self.words.value(*kinds[key])
+            for key in kinds
+            if key in required or len(kinds) == 1 or self.rng.random() < 0.6
+        }
+
+    def arguments(self, given: dict[str, Any], ordered: bool = False) -> str:
+        """Arguments as a user lists them, each with its key."""
+        rng, form = self.rng, self.rng.choice(ARGUMENT)
+        parts = [
+            form.format(key=key.replace("_", " ") if rng.random() < 0.8 else key, value=spoken(value, rng))
+            for key, value in given.items()
+        ]
+        if not ordered and rng.random() < 0.25:
+            rng.shuffle(parts)
+        return listed(parts) if rng.random() < 0.5 else ", ".join(parts)
+
+    def asked(self, tool: Tool, given: dict[str, Any]) -> str:
+        """What the user says to have `tool` called with `given`."""
+        rng, values = self.rng, list(given.values())
+        forms, value = ACTION, ""
+        if not given:
+            forms = BARE
+        elif len(given) == 1 and not isinstance(values[0], bool) and rng.random() < 0.6:
+            forms, value = SINGLE, spoken(values[0], rng)
+        return rng.choice(forms).format(
+            action=f"{tool.words[0]} the {tool.words[1]}",
+            Action=f"{tool.words[0].capitalize()} the {tool.words[1]}",
+            thing=tool.words[1],
+            Thing=tool.words[1].capitalize(),
+            name=tool.name,
+            value=value,
+            args=self.arguments(given) if given else "",
+        )
+
+    def call(self, tool: Tool) -> tuple[str, tuple[str, dict[str, Any]]]:
+        given = self.given(tool.kinds, tool.schema.get("required", []))
+        return self.asked(tool, given), (tool.name, given)
+
+    def parallel(self, tools: list[Tool]) -> tuple[str, Calls]:
+        """Two or three calls asked for at once, of one tool or several."""
+        rng = self.rng
+        single = [t for t in tools if [kind for kind, _ in t.kinds.values()] in (["string"], ["integer"])]
+        if single and rng.random() < 0.6:
+            tool = rng.choice(single)
+            key, (kind, _) = next(iter(tool.kinds.items()))
+            values = [self.words.value(kind, []) for _ in range(rng.choice((2, 2, 3)))]
+            quote = rng.choice(("{}", "{}", '"{}"')) if kind == "string" else "{}"
+            text = rng.choice(SINGLE[:-2]).format(
+                action=f"{tool.words[0]} the {tool.words[1]}",
+                Action=f"{tool.words[0].capitalize()} the {tool.words[1]}",
+                thing=tool.words[1],
+                Thing=tool.words[1].capitalize(),
+                name=tool.name,
+                value=listed([quote.format(value) for value in values]),
+            )
+            return text, [(tool.name, {key: value}) for value in values]
+        chosen = rng.sample(tools, min(len(tools), rng.choice((2, 2, 3))))
+        asked, calls = zip(*(self.call(tool) for tool in chosen), strict=True)
+        joint = rng.choice((" Then ", " Also ", " And ", "\n"))
+        return joint.join(text if text[-1] in ".?" else text + "." for text in asked), list(calls)
+
+    def result(self, tool: Tool) -> tuple[str, str]:
+        """What a tool returns, and what is said of it."""
+        rng, drawn, thing = self.rng, self.rng.random(), tool.words[1]
+        if drawn < 0.45:
+            value = self.words.value(rng.choice(("string", "string", "integer", "number")), [])
+            return str(value), f"The {thing} is {value}."
+        if drawn < 0.85:
+            keys = [self.words.key() for _ in range(rng.choice((1, 1, 2, 3)))]
+            found = {key: self.words.value(rng.choice(("string", "integer", "number")), []) for key in keys}
+            text = listed([f"the {key.replace('_', ' ')} is {value}" for key, value in found.items()])
+            return json.dumps(found, ensure_ascii=False), f"T{text[1:]}."
+        why = " ".join(rng.choices(self.words.things, k=rng.randint(1, 3)))
+        return f"Error: {why}", f"That did not work: {why}."
+
+    def json_turn(self, inside: bool) -> tuple[str, str, str]:
+        """(guide, question, answer): JSON by a schema that the chat shows (`inside`) or by the question."""
+        drawn = self.kinds() or ["string"]
+        schema, kinds = self.schema(drawn)
+        given = {key: self.words.value(*kinds[key]) for key in kinds}
+        question = self.arguments(given, ordered=not inside)
+        guide = self.rng.choice(GUIDE).format(json.dumps(schema)) if inside else ""
+        ask = self.rng.choice(ASK_JSON)
+        forms = [f"{ask} {question}", f"{question}. {ask}", question if inside else f"{ask}\n{question}"]
+        return guide, self.rng.choice(forms), compact(given)
+
+    def json_chat(self, inside: bool) -> Case:
+        guide, question, answer = self.json_turn(inside)
+        system = self.rng.choice(SYSTEMS) if self.rng.random() < 0.2 else ""
+        if guide and self.rng.random() < 0.5:
+            system, guide = f"{system}\n{guide}" if system else guide, ""
+        opening = "<|bos|>" + (f"<|system|>{system}<|end|>" if system else "")
+        asked = f"{opening}<|user|>{question}{chr(10) + guide if guide else ''}<|end|><|assistant|>"
+        kind = "json by schema" if inside else "json by words"
+        return Case(kind, [(asked, False), (f"{answer}<|end|>", True)])
+
+    def opening(self, tools: list[Tool]) -> str:
+        system = self.rng.choice(SYSTEMS) + "\n\n" if self.rng.random() < 0.2 else ""
+        lines = "\n".join([TOOLS_HEAD, *(tool.line() for tool in tools)])
+        return f"<|bos|><|system|>{system}{lines}<|end|>"
+
+    def tool_turn(self, tools: list[Tool], kind: str) -> tuple[str, Calls]:
+        if kind == "parallel":
+            return self.parallel(tools)
+        asked, call = self.call(self.rng.choice(tools))
+        return asked, [call]
+
+    def case(self, kind: str) -> Case:
+        """One question: 'one', 'none', 'parallel', 'result', 'json by schema' or 'json by words'."""
+        if kind.startswith("json"):
+            return self.json_chat(kind == "json by schema")
+        tools = self.toolset()
+        while kind == "parallel" and len(tools) < 2:
+            tools = self.toolset()
+        return Case(kind, *self.chat(tools, [kind], learned=False), tools)
+
+    def chat(self, tools: list[Tool], kinds: list[str], learned: bool = True) -> tuple[Pieces, Calls]:
+        """The pieces of a chat with one question of each kind, and the calls of the last."""
+        rng, pieces, opening = self.rng, [], self.opening(tools)
+        calls: Calls = []
+        for kind in kinds:
+            if kind == "none":
+                calls = []
+                question, answer = self.chats.talk() if rng.random() < 0.7 else self.chats.turn()
+                pieces += [
+                    (f"{opening}<|user|>{question}<|end|><|assistant|>", False),
+                    (f"{answer}<|end|>", True),
+                ]
+                opening = ""
+                continue
+            several = kind == "result" and len(tools) > 1 and rng.random() < 0.3
+            question, calls = self.tool_turn(tools, "parallel" if several or kind == "parallel" else "one")
+            pieces.append((f"{opening}<|user|>{question}<|end|><|assistant|>", False))
+            opening = ""
+            if kind != "result":
+                pieces.append((f"{said(calls)}<|end|>", True))
+                continue
+            own = learned and rng.random() < 0.5  # the call is the model's, or shown as it was made
+            pieces.append((f"{said(calls)}<|end|>", True) if own else (f"{shown(calls)}<|end|>", False))
+            by_name = {tool.name: tool for tool in tools}
+            results = [self.result(by_name[name]) for name, _ in calls]
+            turns = "".join(f"<|tool|>{text}<|end|>" for text, _ in results)
+            pieces += [(f"{turns}<|assistant|>", False), (" ".join(s for _, s in results) + "<|end|>", True)]
+        return pieces, calls
+
+    def list_chat(self) -> Case:
+        """Words to write again in another form: the shortest practice in reading them letter by letter."""
+        rng = self.rng
+        words = [rng.choice(self.words.spelled) for _ in range(rng.randint(1, 12))]
+        form, plain = rng.choice((("JSON list: {}", False), ("Join with _: {}", True)))
+        answer = "_".join(words[:4]).lower() if plain else compact(words)
+        asked = form.format(" ".join(words[:4] if plain else words))
+        return Case(
+            "list", [(f"<|bos|><|user|>{asked}<|end|><|assistant|>", False), (f"{answer}<|end|>", True)]
+        )
+
+    def conversation(self) -> Iterator[tuple[str, bool]]:
+        """The pieces of a chat to learn from."""
+        if self.rng.random() < self.drill:
+            yield from self.list_chat().pieces
+            return
+        if self.rng.random() < 0.3:
+            yield from self.json_chat(self.rng.random() < 0.5).pieces
+            return
+        tools = self.toolset()
+        weights = (4, 1, 2, 2) if len(tools) > 1 else (4, 1, 0, 2)
+        count = self.rng.randint(1, 4)
+        yield from self.chat(
+            tools, self.rng.choices(("one", "none", "parallel", "result"), weights, k=count)
+        )[0]

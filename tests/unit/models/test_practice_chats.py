@@ -1,0 +1,94 @@
+"""The chats that kvasir-tiny practises tools on, and the verdicts of its test."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvasir.config.load.model_files import resolve_model
+from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
+
+TINY = resolve_model("kvasir-tiny")
+LETTERS = "abcdefghijklmnopqrst"
+BOOK = " ".join(
+    f"the {a}{b}ord of the {a.upper()}{b}am," for a in LETTERS for b in LETTERS for _ in range(30)
+)
+KINDS = ("one", "none", "parallel", "result", "json by schema", "json by words")
+
+
+class Chats:
+    """Stands in for the chats that are made of the books."""
+
+    rng: Any = None
+
+    def talk(self) -> tuple[str, str]:
+        return "Hello", "Hello!"
+
+    turn = talk
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(TINY.parent))
+        yield importlib.import_module
+    for name in [name for name in sys.modules if name.startswith("tiny_")]:
+        del sys.modules[name]
+
+
+def maker(made: Any, kept: bool) -> Any:
+    return made("tiny_tools").ToolMaker(made("tiny_words").Words([BOOK], False), Chats(), kept)
+
+
+def cases(made: Any, kept: bool = False) -> Iterator[Any]:
+    practice = maker(made, kept)
+    for number in range(200):
+        practice.seed(number)
+        yield practice.case(KINDS[number % len(KINDS)])
+
+
+def test_a_practice_chat_reads_as_the_chat_template_renders_it(made: Any) -> None:
+    template = ChatTemplate.from_folder(TINY)
+    assert template is not None
+    for case in cases(made):
+        if case.kind != "one" or "You are" in case.prompt or "Answer briefly" in case.prompt:
+            continue
+        question = case.prompt.split("<|user|>")[1].split("<|end|>")[0]
+        rendered = template.render(
+            [{"role": "user", "content": question}], {}, [json.loads(tool.line()) for tool in case.tools]
+        )
+        assert rendered == case.prompt
+
+
+def test_the_wanted_answer_is_right_and_that_of_another_case_is_not(made: Any) -> None:
+    judge = made("tiny_judge").judge
+    found = list(cases(made))
+    for case, other in zip(found, found[len(KINDS) :], strict=False):
+        assert judge(case, case.answer.removesuffix("<|end|>")) == {"tool": True, "valid": True, "all": True}
+        if case.kind != "none" and case.answer != other.answer:
+            assert not judge(case, other.answer.removesuffix("<|end|>"))["all"]
+    called = next(case for case in found if case.kind == "one")
+    assert not any(judge(called, "I will call it.").values())
+    assert not judge(called, '<tool_call>\n{"name": "x", "arguments"')["valid"]
+
+
+def test_what_is_tested_was_not_practised(made: Any) -> None:
+    practised = {tool.name for case in cases(made) for tool in case.tools}
+    tested = {tool.name for case in cases(made, kept=True) for tool in case.tools}
+    assert practised
+    assert tested
+    assert not practised & tested
+
+
+def test_a_chat_depends_on_its_seed_alone(made: Any) -> None:
+    first, second = (maker(made, False) for _ in range(2))
+    for practice in (first, second):
+        practice.seed(5)
+    second.case("one")
+    second.seed(5)
+    assert list(first.conversation()) == list(second.conversation())
