@@ -113,8 +113,12 @@ GPUS: tuple[Gpu, ...] = (
 
 
 def gpu_of_device(device: str) -> Gpu | None:
-    """Return the GPU that a driver calls `device`, such as `NVIDIA H100 80GB HBM3`; None if it is unknown."""
-    return next((gpu for gpu in GPUS if re.search(gpu.pattern, device)), None)
+    """Return the GPU that a driver calls `device`, such as `NVIDIA H100 80GB HBM3`, or the node label
+    nvidia.com/gpu.product, which has dashes for spaces. None if it is unknown, or a part of a GPU (MIG)."""
+    if "-MIG-" in device:
+        return None
+    spellings = (device, device.replace("-", " "))
+    return next((gpu for gpu in GPUS if any(re.search(gpu.pattern, each) for each in spellings)), None)
 
 
 def gpu_named(name: str) -> Gpu | None:

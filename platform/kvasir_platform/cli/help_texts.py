@@ -52,9 +52,14 @@ CHECK_EPILOG = """\
 Checks the file, the model, the port, memory, CPUs, shared memory, limits and installed packages, and
 starts nothing. `kvasir up` runs the same checks first.
 
+With --fit it asks one question, and this machine needs no GPU for it: does each model fit on the GPUs
+that `pools[].gpu` or --gpu name? It reads config.json and the headers of the weights, of a folder or of
+the Hugging Face Hub. The chart runs it before an installation and an upgrade.
+
 examples:
   kvasir check
-  kvasir check -f kvasir.yaml -o json"""
+  kvasir check -f kvasir.yaml -o json
+  kvasir check --fit -f kvasir.yaml --gpu decode=H100"""
 
 GET_EPILOG = """\
 KV is how well the router knows the blocks in a worker's prefix cache:

@@ -20,6 +20,7 @@ from kvasir.core.errors import ConfigError, KvasirError
 from kvasir_platform.cli.batch.arguments import add_batch, run_batch
 from kvasir_platform.cli.bench_options import add_bench, run_bench
 from kvasir_platform.cli.calibrate.arguments import add_calibrate_options
+from kvasir_platform.cli.check_options import add_check_options
 from kvasir_platform.cli.common.numbers import number, positive
 from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.parsers import Add, adder
@@ -105,7 +106,8 @@ def parser() -> argparse.ArgumentParser:
     add_live(add, gateway, addressed)
     add_cost(add, gateway)
     _add_operations(add, gateway)
-    add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
+    check = add("check", "check whether a deployment would start here", spec, port, epilog=CHECK_EPILOG)
+    add_check_options(check)
     _add_measurements(add, gateway)
     add("version", "print the versions of Kvasir and its dependencies")
     add_keys(add, shared, spec)

@@ -38,6 +38,10 @@ def test_a_driver_s_name_finds_its_gpu(device: str, name: str) -> None:
     found = gpu_of_device(device)
     assert found is not None
     assert found.name == name
+    # As the label of its node spells it, also if pods share it by time.
+    label = device.replace(" ", "-")
+    assert gpu_of_device(label) is gpu_of_device(f"{label}-SHARED") is found
+    assert gpu_of_device(f"{label}-MIG-1g.5gb") is None
 
 
 @pytest.mark.parametrize("device", ["NVIDIA RTX A4000", "NVIDIA T400 4GB", "Voodoo 2", ""])

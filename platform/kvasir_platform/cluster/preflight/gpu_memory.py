@@ -1,9 +1,9 @@
 """Checks whether the model of each pool fits on its GPUs, and says with which arithmetic; and whether they
-compute in its dtype."""
+compute in its dtype. The GPUs may be those of other machines, as before an installation in a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvasir.config.load.model_support import served_length
 from kvasir.config.spec.deployment import Deployment, PoolSpec
@@ -13,7 +13,9 @@ from kvasir.sizing.pools import rank_memory, shape_of
 from kvasir.sizing.remedies import Attempt, fitting_gpus, remedies
 from kvasir.sizing.report import GIB, describe, gib, terms
 from kvasir_platform.cluster.preflight.finding import Finding
-from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
+from kvasir_platform.cluster.preflight.machine_facts import KnownModels, MachineFacts, ModelProbe
+from kvasir_platform.cluster.preflight.model import content_findings
+from kvasir_platform.cluster.preflight.movement import movement_findings, whole_where_needed
 
 _UNIT = 64 << 20
 _BFLOAT16 = (8, 0)
@@ -26,6 +28,34 @@ def gpu_memory_findings(deployment: Deployment, machine: MachineFacts) -> Iterat
         for pool in view.pools:
             if pool.gpus and pool.engine.kind == "vllm":
                 yield from pool_findings(view, pool, machine.model_of(view), machine.gpu_devices)
+
+
+def fit_findings(
+    deployment: Deployment, models: KnownModels, devices: Callable[[PoolSpec], Sequence[str]]
+) -> list[Finding]:
+    """Return what keeps the models of pools on GPUs from being served, and whether each fits on `devices` of
+    its pool: the findings of a check on a machine with these, and nothing of any other property. What cannot
+    be known is a warning."""
+    deployment, findings = whole_where_needed(deployment, models)
+    for view in deployment.views():
+        pools = [pool for pool in view.pools if pool.gpus and pool.engine.kind == "vllm"]
+        if pools:
+            model = models.model_of(view)
+            findings += _of_model(view, model)
+            findings += [each for pool in pools for each in pool_findings(view, pool, model, devices(pool))]
+    return findings
+
+
+def _of_model(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
+    """Yield why it cannot be served, or why it is not known whether it fits."""
+    unknown = model.unknown
+    if not unknown:
+        yield from content_findings(view, model)
+        yield from movement_findings(view, model)
+        if model.config is not None and not model.weights:
+            unknown = model.weights_problem or "the headers of its weights could not be read"
+    if unknown:
+        yield Finding("memory", "warning", f"whether {view.model.name} fits is not known: {unknown}")
 
 
 def pool_findings(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.config.checks.cpu_kernels import CpuKind
@@ -39,6 +41,25 @@ class ModelProbe:
     weights: tuple[WeightPart, ...] = ()
     config: ModelConfig | None = None
     files: frozenset[str] = frozenset()
+
+
+class KnownModels(Protocol):
+    """What is known of the models of a deployment."""
+
+    def model_of(self, view: Deployment) -> ModelProbe:
+        """The files of a view's model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedModels:
+    """The models of a deployment by name, apart from any machine."""
+
+    by_name: Mapping[str, ModelProbe]
+
+    def model_of(self, view: Deployment) -> ModelProbe:
+        """See KnownModels."""
+        return self.by_name[view.model.name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,21 +55,26 @@ def model_findings(view: Deployment, model: ModelProbe, *, lacks_torchvision: bo
         yield from _to_download(view, model)
         if model.config is None:
             return
+    problems = list(content_findings(view, model))
+    yield from problems
+    if problems or model.config is None:
+        return
+    if not model.to_download:
+        weights = f" ({size_text(model.weight_bytes)} of weights)" if model.weight_bytes else ""
+        yield Finding("model", "ok", f"{model.folder}{weights}")
+    if lacks_torchvision:
+        yield from _image_processor(model.config)
+
+
+def content_findings(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
+    """Yield why what is known of the files of the model of `view` cannot be served."""
     if model.problem or model.config is None:
         message, _, remedy = model.problem.partition("; ")
         yield Finding("model", "error", message, remedy or "correct model.source")
         return
-    problems = [*_tokenizer(model), *_weights(view, model), *_parsers(view, model), *_sampling(view, model)]
-    problems += (
-        Finding("model", "error", each.message, each.remedy) for each in model_problems(view, model.config)
-    )
-    yield from problems
-    if not problems:
-        if not model.to_download:
-            weights = f" ({size_text(model.weight_bytes)} of weights)" if model.weight_bytes else ""
-            yield Finding("model", "ok", f"{model.folder}{weights}")
-        if lacks_torchvision:
-            yield from _image_processor(model.config)
+    yield from (*_tokenizer(model), *_weights(view, model), *_parsers(view, model), *_sampling(view, model))
+    for each in model_problems(view, model.config):
+        yield Finding("model", "error", each.message, each.remedy)
 
 
 def _to_download(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
@@ -144,8 +149,9 @@ def _sampling(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
 
 
 def _weights(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
-    # A router needs no weights.
-    if view.discovery.kind == "kubernetes" or not needs_weights(view):
+    # A router needs no weights; those on a volume that it shares with workers count.
+    held = view.discovery.kind != "kubernetes" or any(each.endswith(".safetensors") for each in model.files)
+    if not held or not needs_weights(view):
         return
     if model.weights_problem:
         message, _, remedy = model.weights_problem.partition("; ")

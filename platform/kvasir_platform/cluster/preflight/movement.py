@@ -8,7 +8,7 @@ from kvasir.checkpoint.kv_movement import KvMovement, kv_movement
 from kvasir.config.load.aggregated import must_disaggregate, served_whole
 from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.cluster.preflight.finding import Finding
-from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
+from kvasir_platform.cluster.preflight.machine_facts import KnownModels, ModelProbe
 
 
 def movement_findings(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
@@ -36,12 +36,12 @@ def movement_findings(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
         yield Finding("kv", "ok", f"{name}: {movement.cost}")
 
 
-def whole_where_needed(deployment: Deployment, machine: MachineFacts) -> tuple[Deployment, list[Finding]]:
+def whole_where_needed(deployment: Deployment, models: KnownModels) -> tuple[Deployment, list[Finding]]:
     """Return the deployment with the models served whole whose KV cannot be moved, unless it demands
     otherwise; and a finding for each of them."""
     found = {}
     for view in deployment.views():
-        movement = _movement(view, machine.model_of(view))
+        movement = _movement(view, models.model_of(view))
         if movement is None or not movement.obstacle or not view.disaggregated:
             continue
         if not must_disaggregate(deployment, view.model.name):

@@ -38,7 +38,7 @@ from kvasir_platform.cluster.preflight.cpus import has_amx, is_x86, usable_cpus
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.host_memory import CGROUP, available_memory
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
-from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe, PortProbe
+from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe, PortProbe, ProbedModels
 from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
 
@@ -111,6 +111,25 @@ def probe_model(source: str, revision: str, hub: str | None = None) -> ModelProb
         return _weighed(source, folder, read_model_config(folder))
     except ConfigError as error:
         return ModelProbe(folder=str(folder), problem=error.message)
+
+
+def probe_models(deployment: Deployment, hub: str | None = None) -> ProbedModels:
+    """Inspect the models as `probe_model` does, for a machine that need not be one of those that serve: of a
+    folder that is not here nothing is known, and of a model in object storage the files beside the weights
+    are copied."""
+    specs = [view.model for view in deployment.views()]
+    return ProbedModels({spec.name: _model_for_others(spec.source, spec.revision, hub) for spec in specs})
+
+
+def _model_for_others(source: str, revision: str, hub: str | None) -> ModelProbe:
+    if Path(source).is_absolute() and not Path(source).exists():
+        return ModelProbe(folder=source, unknown=f"there is no {source} on this machine")
+    if is_object_uri(source):
+        try:
+            resolve_model(source, revision)
+        except ConfigError as error:
+            return ModelProbe(folder=source, unknown=error.message)
+    return probe_model(source, revision, hub)
 
 
 def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
