@@ -40,16 +40,21 @@ class Kubelet:
     environment: Mapping[str, str]
     running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
-    async def start(self, pod: Pod, name: str, ip: str, **told: str) -> asyncio.subprocess.Process:
-        """Start the first container of a pod; `told` are variables that an operator adds to it."""
-        container = pod.spec["containers"][0]
+    async def start(
+        self, pod: Pod, name: str, ip: str, *, container_name: str = "", **told: str
+    ) -> asyncio.subprocess.Process:
+        """Start a container of a pod, its first by default; `told` are variables that an operator adds to
+        it."""
+        named = [each for each in pod.containers if each["name"] == container_name]
+        container = (named or pod.spec["containers"])[0]
         place = self._place(pod, container, self.folder / name)
         words = [*container["command"], *container.get("args", [])]
         command = [self._here(each, place) for each in words]
         if command[0] == "python":
             command[0] = sys.executable
         path = os.pathsep.join(str(ROOT / each) for each in ("platform", "router", "workers"))
-        base = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        base = {"PATH": programs, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         given = {each["name"]: self._value(each, place, ip) for each in container.get("env", [])}
         operators = {key: self._here(value, place) for key, value in told.items()}
         with self.log(name).open("wb") as log:
@@ -101,9 +106,10 @@ class Kubelet:
         """Where each mounted path of a container is here, with what its volume holds."""
         volumes = {each["name"]: each for each in pod.spec["volumes"]}
         place = {TOLD: self.folder / "tls"}
-        for number, mount in enumerate(container["volumeMounts"]):
-            # Short: Ray puts Unix sockets there.
-            place.setdefault(mount["mountPath"], folder / str(number))
+        numbers = {name: number for number, name in enumerate(volumes)}
+        for mount in container["volumeMounts"]:
+            # Short: Ray puts Unix sockets there. Containers of a pod share its volumes.
+            place.setdefault(mount["mountPath"], folder / str(numbers[mount["name"]]))
         if pod.spec.get("automountServiceAccountToken"):
             place[ACCOUNT] = folder / "account"
             place[ACCOUNT].mkdir(parents=True)

@@ -211,8 +211,9 @@ def every_pod_has_a_network_policy(release: Release) -> Iterator[str]:
 
 
 def nothing_is_sent_beyond_private_addresses(release: Release) -> Iterator[str]:
-    """But for downloads of models, at the port of HTTPS, by the Job that is there for it if there is one.
-    Each rule names its ports, but for those between pods of the release."""
+    """But for downloads of models, at the port of HTTPS, by the Job that is there for it if there is one, and
+    by the Job that reads their headers before. Each rule names its ports, but for those between pods of the
+    release."""
     downloads = any(pod.component == "models" for pod in release.pods())
     for policy in release.of_kind("NetworkPolicy"):
         own = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
@@ -222,7 +223,7 @@ def nothing_is_sent_beyond_private_addresses(release: Release) -> Iterator[str]:
                 continue
             if not _ports(rule):
                 yield f"{own} pods may send to {blocks} at all ports"
-            fetches = own == "models" if downloads else own in SERVING
+            fetches = own == "fit" or (own == "models" if downloads else own in SERVING)
             if not (fetches and _ports(rule) == [443]) and not all(map(_is_private, blocks)):
                 yield f"{own} pods may send to {blocks} at {_ports(rule)}"
 

@@ -175,7 +175,7 @@ def golden_text() -> str:
 
 def spec_text(release: Release) -> str:
     """The deployment spec that processes read."""
-    (found,) = (each for each in release.of_kind("ConfigMap") if "kvasir.yaml" in each["data"])
+    (found,) = (each for each in release.of_kind("ConfigMap") if "pods.json" in each["data"])
     text: str = found["data"]["kvasir.yaml"]
     return text
 

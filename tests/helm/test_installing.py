@@ -15,7 +15,7 @@ import pytest
 from tests.helm.rendering import CHART, NAMESPACE
 
 GROUPS = {
-    "/api/v1": ("v1", [("secrets", "Secret")]),
+    "/api/v1": ("v1", [("secrets", "Secret"), ("nodes", "Node")]),
     "/apis/ray.io/v1": ("ray.io/v1", [("rayclusters", "RayCluster")]),
 }
 CLUSTER = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters/llm-kvasir"
@@ -32,15 +32,16 @@ class Api:
         if path in GROUPS:
             version, kinds = GROUPS[path]
             resources = [
-                {"name": name, "kind": kind, "namespaced": True, "verbs": ["get"]} for name, kind in kinds
+                {"name": name, "kind": kind, "namespaced": kind != "Node", "verbs": ["get"]}
+                for name, kind in kinds
             ]
             return 200, {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
         if path in self.objects:
             return 200, self.objects[path]
         return 404, {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
 
-    def render(self) -> str:
-        """All that the chart renders with this API server. Raises HelmError."""
+    def render(self, given: dict[str, Any] | None = None) -> str:
+        """All that the chart renders of these values with this API server. Raises HelmError."""
         user: dict[str, Any] = {"clusters": [{"name": "c", "cluster": {"server": self.address}}]}
         user |= {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}], "current-context": "c"}
         with (
@@ -49,7 +50,7 @@ class Api:
             ) as config,
             helm_python.Chart.load(CHART) as chart,
         ):
-            return "\n".join(config.render(chart, {}, name="llm", namespace=NAMESPACE).values())
+            return "\n".join(config.render(chart, given or {}, name="llm", namespace=NAMESPACE).values())
 
 
 @pytest.fixture

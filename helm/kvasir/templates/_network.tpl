@@ -1,3 +1,4 @@
+{{/* (dict "root" $ "component" "…" "annotations" text of them or none): a policy up to its rules. */}}
 {{- define "kvasir.network.head" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -6,6 +7,10 @@ metadata:
   namespace: {{ .root.Release.Namespace }}
   labels:
     {{- include "kvasir.labels" . | nindent 4 }}
+  {{- with .annotations }}
+  annotations:
+    {{- . | nindent 4 }}
+  {{- end }}
 spec:
   podSelector:
     matchLabels:
