@@ -27,6 +27,7 @@ CHECKS: Mapping[str, Check] = {
     "readiness": Check("all decode workers are lost", fleet.readiness),
     "upgrades": Check("an upgrade of all workers' pods, then two in a row", release.upgrades),
     "rollback": Check("an upgrade whose image never starts, and its rollback", release.rollback),
+    "fit": Check("an upgrade to GPUs on which no model fits", release.fit, "a pool with GPUs"),
     "certificates": Check("certificates are renewed", release.certificates),
     "drain": Check("a drain of the node with a decode worker", nodes.drain, "a second node with room"),
     "cut": Check("a pod's network is cut for 20 s", nodes.cut, "iptables on nodes, and the right to debug"),

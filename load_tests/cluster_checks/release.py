@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from load_tests.cluster_checks.control import STARTED_S
-from load_tests.cluster_checks.findings import Finding, at_most, equal, holds, shown
+from load_tests.cluster_checks.findings import CheckError, Finding, at_most, equal, holds, shown
 from load_tests.cluster_checks.site import Site
+from load_tests.cluster_checks.tools import CommandError
 
 UNINSTALLED_S = 30.0
 ANNOTATION = "poolDefaults.podAnnotations.kvasir-check"
@@ -15,6 +16,8 @@ IMAGE = "poolDefaults.image.repository"
 KUBELET_S = 150.0
 """Within which a kubelet has a changed Secret in the pods that mount it."""
 BROKEN_S = 60.0
+REFUSED_S = 120.0
+"""For an upgrade that does not fit, with the image of routers still to be pulled by a node."""
 CANNOT_START = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
 
 
@@ -105,6 +108,31 @@ def rollback(site: Site) -> Iterator[Finding]:
     yield shown("pods that served beside the one that could not start", f"{serving}, after {took_s:.0f} s")
     yield equal("templates after the rollback", templates(site), before)
     yield from load.findings(exact=site.exact)
+
+
+def fit(site: Site) -> Iterator[Finding]:
+    """An upgrade to GPUs on which no model fits."""
+    number = next((n for n, pool in enumerate(site.spec.pools) if pool.gpus), None)
+    if number is None:
+        raise CheckError("no pool has a GPU, so the release has no Job that computes whether models fit")
+    pool = f"config.pools[{number}]"
+    small = ("--set", f"{pool}.gpu=T4", "--set", f"{pool}.engine.gpu_memory_utilization=0.01")
+    values = site.helm("get", "values", site.release, "-o", "yaml")
+    before, engines, began, refused = templates(site), site.engines(), site.tools.now(), False
+    try:
+        site.changes("upgrade", site.release, site.chart, "-f", "-", *small, given=values)
+    except CommandError:
+        refused = True
+    yield holds("an upgrade to GPUs that are too small is refused", refused)
+    yield at_most("seconds until it is refused", site.tools.now() - began, REFUSED_S, "s")
+    said = site.kubectl("logs", f"job/{site.name}-fit")
+    why = next((line.strip() for line in said.splitlines() if " does not fit on T4 by " in line), "")
+    yield shown("why", why)
+    yield holds("the Job's log has the arithmetic", bool(why))
+    yield equal("templates after it", templates(site), before)
+    yield equal("engines with the same processes", len(site.engines() & engines), len(engines))
+    if not refused:
+        site.changes("rollback", site.release)
 
 
 def certificates(site: Site) -> Iterator[Finding]:

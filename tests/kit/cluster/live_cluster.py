@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from load_tests.cluster_checks.tools import CommandError
+
 READY_S = 3.0
 POOLS = ("prefill", "decode")
 NAME = "kvasir"
 CAUSE = "invalid literal for int() with base 10: 'never'"
-SPEC = {
+SPEC: dict[str, Any] = {
     "version": "kvasir/v1",
     "pools": [{"name": name, "role": name} for name in POOLS],
     "discovery": {"kind": "static", "endpoints": [f"{name}=127.0.0.1:1" for name in POOLS]},
@@ -75,7 +77,8 @@ class LiveCluster:
     """`noticed` is what streams notice. What can go wrong: engines that end with the head; a head that takes
     `head_end_s`; routers that are not ready without a decode worker; an uninstallation that takes
     `uninstall_s`; pods that are made `lives` times for one upgrade; logs without the error of an engine;
-    threads that spin; a Redis without a volume."""
+    threads that spin; a Redis without a volume; an upgrade that does not fit and is not `refused`. Each pool
+    has `gpus`."""
 
     noticed: dict[str, Any] = field(default_factory=lambda: dict(QUIET))
     engines_end_with_head: bool = False
@@ -86,6 +89,8 @@ class LiveCluster:
     silent: bool = False
     policy: str = "PASSIVE"
     volume: bool = True
+    refused: bool = True
+    gpus: int = 0
     helm: str = "v3.19.0"
     time: float = 0.0
     template: str = "t0"
@@ -174,6 +179,8 @@ class LiveCluster:
                 return self.helm
             case "get":
                 return "images: {}\n"
+            case "upgrade" if "gpu=T4" in text and self.refused:
+                raise CommandError("UPGRADE FAILED: job kvasir-fit failed: BackoffLimitExceeded")
             case "upgrade":
                 self._revisions.append((self.template, self.tag))
                 marked = re.search(r"kvasir-check=(\S+)", text)
@@ -203,6 +210,8 @@ class LiveCluster:
                     self._replace(pod)
             case "exec":
                 return self._exec(next(each for each in self.pods if each.name == words[1]), words)
+            case "logs" if words[1] == f"job/{NAME}-fit":
+                return "  ERROR    memory    pool prefill: tiny does not fit on T4 by 0.2 GiB\n"
             case "logs":
                 return "" if self.silent else f'{{"event": "start_failed", "pool": "prefill"}} {CAUSE}\n' * 2
             case "drain":
@@ -215,7 +224,8 @@ class LiveCluster:
         if kind == "raycluster":
             return "" if "--ignore-not-found" in text else json.dumps({"items": [self._ray_cluster()]})
         if kind == "configmap":
-            return json.dumps(SPEC)
+            pools = [{**each, "gpus": self.gpus} for each in SPEC["pools"]]
+            return json.dumps(SPEC | {"pools": pools})
         if kind == "secret":
             return base64.b64encode(f"key-{self.time}".encode()).decode()
         component = re.search(r"component=(\w+)", text)

@@ -29,7 +29,7 @@ def bad(name: str, cluster: LiveCluster) -> list[str]:
 
 @pytest.mark.parametrize("name", [*CHECKS])
 def test_a_release_that_behaves_is_as_expected(name: str) -> None:
-    findings = found(name, LiveCluster())
+    findings = found(name, LiveCluster(gpus=int(name == "fit")))
     assert [each.line() for each in findings if not each.met] == []
     assert any(each.expected for each in findings)
 
@@ -44,6 +44,7 @@ def test_a_release_that_behaves_is_as_expected(name: str) -> None:
         ("reinstall", {"uninstall_s": 300.0}, "helm uninstall"),
         ("failing", {"silent": True}, "the status has the engine's error"),
         ("threads", {"policy": "ACTIVE"}, "OMP_WAIT_POLICY of engines"),
+        ("fit", {"gpus": 1, "refused": False}, "an upgrade to GPUs that are too small is refused"),
     ],
 )
 def test_what_goes_wrong_is_found(name: str, wrong: dict[str, Any], what: str) -> None:
@@ -80,6 +81,11 @@ def test_helm_4_takes_the_raycluster_back_from_rays_autoscaler(version: str, for
     found("rollback", cluster)
     changes = [each for each in cluster.asked if re.match(r"helm -n llm (upgrade|rollback)", each)]
     assert [("--force-conflicts" in each) for each in changes] == [forced, forced]
+
+
+def test_whether_models_fit_is_a_question_for_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--namespace", "llm", "--only", "fit"], LiveCluster()) == 1
+    assert "BAD no pool has a GPU" in capsys.readouterr().out
 
 
 def test_the_key_of_the_load_stands_in_no_argument() -> None:
