@@ -39,6 +39,8 @@ from kvasir_workers.server.holdings import Holdings
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 BLOCK = 32
+RING = 64
+"""Batches of events that the engine keeps for those who missed them."""
 GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -416,8 +418,11 @@ async def watch(bench: EngineBench) -> Watched:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def two_ranks(engines: EngineRegistry) -> Watched:
-    return await watch(*await engines.running(spec_of(ranks=2)))
+async def two_ranks(engines: EngineRegistry) -> AsyncIterator[Watched]:
+    """An engine of two ranks, whose ring of events overflows soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "EVENT_BACKLOG", RING)
+        yield await watch(*await engines.running(spec_of(variant="forgetful", ranks=2)))
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -499,23 +504,15 @@ async def _overflow(watched: Watched, prompts: FreshPrompts) -> None:
     """Have the engine publish more than its ring holds while nobody listens."""
     record: Any = watched.bench.engine
     with _deaf(record._record._events):
-        for _ in range(8):
+        for _ in range(RING + 16):
             await watched.bench.run(watched.request(prompts.fresh(100), 0, "", None))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def forgetful(engines: EngineRegistry) -> AsyncIterator[Watched]:
-    """An engine whose ring of events overflows soon."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "EVENT_BACKLOG", 4)
-        yield await watch(*await engines.running(spec_of(variant="forgetful")))
 
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_lost_record_of_a_busy_engine_is_exact_again_and_no_stream_notices(
-    forgetful: Watched,
+    two_ranks: Watched,
 ) -> None:
-    watched, prompts = forgetful, FreshPrompts(random.Random(5))
+    watched, prompts = two_ranks, FreshPrompts(random.Random(5))
     prompt = prompts.fresh(200)
     (quiet,) = await watched.bench.run(watched.request(prompt, 0, "", None))
     await _overflow(watched, prompts)
@@ -550,8 +547,8 @@ async def test_a_lost_record_of_a_busy_engine_is_exact_again_and_no_stream_notic
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_lost_record_of_an_idle_engine_is_exact_again_at_once(forgetful: Watched) -> None:
-    watched, prompts = forgetful, FreshPrompts(random.Random(6))
+async def test_a_lost_record_of_an_idle_engine_is_exact_again_at_once(two_ranks: Watched) -> None:
+    watched, prompts = two_ranks, FreshPrompts(random.Random(6))
     epoch = watched.bench.engine.kv.epoch  # type: ignore[union-attr]  # it is our own record
     await _overflow(watched, prompts)
     await watched.bench.run(watched.request(prompts.fresh(40), 0, "", None))
