@@ -38,7 +38,7 @@ def threads(site: Site) -> Iterator[Finding]:
     engines = [
         each for pod in site.workers() for each in site.processes(pod) if each["name"].startswith(ENGINES)
     ]
-    cpu = not any(pool.gpus for pool in site.spec.pools)
+    cpu = not any(pool.reserved_gpus for pool in site.spec.pools)
     policies = {each["threads"].get("OMP_WAIT_POLICY", "unset") for each in engines}
     if cpu:
         yield equal("OMP_WAIT_POLICY of engines", ", ".join(sorted(policies)), "PASSIVE")
@@ -96,7 +96,7 @@ def small(site: Site) -> Iterator[Finding]:
 
 
 def _is_try_out(site: Site) -> bool:
-    return len(site.spec.pools) == 2 and not any(pool.gpus for pool in site.spec.pools)
+    return len(site.spec.pools) == 2 and not any(pool.reserved_gpus for pool in site.spec.pools)
 
 
 def _cpus(pod: dict[str, object]) -> float:

@@ -12,7 +12,7 @@ def shape_of(view: Deployment, pool: PoolSpec, *, max_model_len: int) -> EngineS
     """Return the shape of an engine of `pool`, which serves the model of `view`."""
     engine = pool.engine
     # On a GPU vLLM schedules a batch while the one before it runs; stages of a pipeline have one each.
-    in_flight = max(2 if pool.gpus else 1, engine.pipeline_parallel_size)
+    in_flight = max(2 if pool.reserved_gpus else 1, engine.pipeline_parallel_size)
     slots = adapter_slots(view)
     return EngineShape(
         max_model_len=max_model_len,

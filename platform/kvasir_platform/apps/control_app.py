@@ -28,6 +28,8 @@ from kvasir_platform.apps.follower_node import NODES
 from kvasir_platform.apps.sizing import Sizing
 from kvasir_platform.apps.worker_node import start_node
 from kvasir_platform.cluster.local.commands import CommandClient, ControlCommand, listening, socket_path
+from kvasir_platform.cluster.preflight.devices import gpu_devices
+from kvasir_platform.cluster.ray.engine_resources import head_gpus
 from kvasir_platform.cluster.ray.head import RayHead, ray_environment
 from kvasir_platform.cluster.ray.head_keeper import HeadKeeper
 from kvasir_platform.cluster.ray.pool_commands import PoolCommands
@@ -53,7 +55,7 @@ def run(
         temp_dir=temp_dir / "ray",
         token=ray_token,
         cpus=head_cpus(deployment),
-        gpus=round(sum(pool.gpus * pool.engine.nodes * pool.most for pool in deployment.pools)),
+        gpus=head_gpus(deployment, len(gpu_devices(os.environ))),
         log=logs / "ray.log",
         redis_url=deployment.ray.head_redis_url,
         redis_ca=deployment.ray.head_redis_ca_file,

@@ -25,6 +25,7 @@ from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.load.model_parsers import resolved
 from kvasir.config.load.model_support import refuse_model, served_classes
+from kvasir.config.load.support import engine_platform
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
 from kvasir.core.identity import WorkerIdentity
@@ -38,6 +39,7 @@ from kvasir.telemetry.leg_spans import otlp_leg_recorder
 from kvasir.telemetry.logs import configure_logging
 from kvasir_platform.apps.common.kv_size import with_kv_size
 from kvasir_platform.apps.common.locality import locality_of
+from kvasir_platform.apps.common.own_gpus import with_own_gpus
 from kvasir_platform.apps.common.peer_tls import tls_names, with_tls_dir, worker_files
 from kvasir_platform.apps.common.pod import POD, at_pod
 from kvasir_platform.apps.common.prefix_caching import with_possible_caching
@@ -193,7 +195,7 @@ class WorkerNode:
             heartbeat_s=spec.heartbeat_s,
         )
         serving: Engine = engine
-        if view.pool(pool_name).gpus and view.pool(pool_name).engine.kind == "vllm":
+        if view.pool(pool_name).reserved_gpus and view.pool(pool_name).engine.kind == "vllm":
             serving = GpuWatchedEngine(engine, _open_gpus, clock)
         host = await SessionHost.start(
             serving,
@@ -284,6 +286,15 @@ async def serve(deployment: Deployment, pool: str, token: str | None) -> int:
     return 0
 
 
+def _on_this_machine(deployment: Deployment, pool: str) -> Deployment:
+    # A replica of Ray Serve, whose GPUs the spec states, does not look at the machine.
+    from kvasir_platform.cluster.preflight.devices import gpu_devices
+    from kvasir_platform.cluster.preflight.probe import installed_packages
+
+    platform = engine_platform(installed_packages()) or "cpu"
+    return with_own_gpus(deployment, pool, present=len(gpu_devices(os.environ)), platform=platform)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="kvasir-worker",
@@ -313,6 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"pools.{args.pool}.engine.nodes: Ray places the nodes of one engine; start it with "
                 "`kvasir up` or the chart, or set 1"
             )
+        deployment = _on_this_machine(deployment, args.pool)
         token = session_token(deployment.worker, args.token_file)
         if token is None and not is_loopback(deployment.worker.host):
             raise ConfigError(

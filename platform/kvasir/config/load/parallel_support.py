@@ -45,7 +45,7 @@ def expert_problems(pool: PoolSpec, config: ModelConfig) -> Iterator[tuple[str, 
     if not experts:
         yield from _dense(pool)
         return
-    if not pool.gpus and engine.data_parallel_size > 1:
+    if not pool.reserved_gpus and engine.data_parallel_size > 1:
         yield (
             f"{at}.data_parallel_size: vLLM's CPU kernels cannot exchange the tokens of experts between "
             "data-parallel ranks",

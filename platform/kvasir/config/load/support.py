@@ -205,20 +205,23 @@ def _on_cpu(deployment: Deployment, pool: PoolSpec) -> Iterator[str]:
             f"{at}.expert_parallel: vLLM's CPU kernels crash when experts are split between ranks; "
             "leave it off"
         )
-    if pool.gpus:
+    if pool.reserved_gpus:
         remedy = "set 0" if pool.gpu is None else "start it where the GPUs are, with the engine for them"
         yield (
-            f"pools.{pool.name}.gpus: {pool.gpus:g} asked for, and this installation runs on the CPU; "
-            f"{remedy}"
+            f"pools.{pool.name}.gpus: {pool.reserved_gpus:g} asked for, and this installation runs on the "
+            f"CPU; {remedy}"
         )
 
 
 def _on_cuda(pool: PoolSpec) -> Iterator[str]:
     engine = pool.engine
+    if pool.gpus == "auto":
+        # The machine decides: where it has no GPU, that is what is wrong, and not the spec.
+        return
     needed = engine.ranks // engine.nodes
-    if pool.gpus < needed and (needed > 1 or pool.gpus == 0):
+    if pool.reserved_gpus < needed and (needed > 1 or pool.reserved_gpus == 0):
         each = "" if engine.nodes == 1 else f" / {engine.nodes} nodes"
         yield (
-            f"pools.{pool.name}.gpus: {pool.gpus:g}, and the engine's ranks need {needed} "
+            f"pools.{pool.name}.gpus: {pool.reserved_gpus:g}, and the engine's ranks need {needed} "
             f"(tensor x pipeline x data parallel{each}); set it to that"
         )

@@ -203,7 +203,7 @@ class Deployment(Spec):
         pool, other = self.pool(name), {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
         if not self.scaling.flips or pool.scaling is None or pool.role not in other:
             return None
-        like = ("model", "engine", "kv_index", "cpus", "gpus", "gpu")
+        like = ("model", "engine", "kv_index", "cpus", "reserved_gpus", "gpu")
         for each in self.pools:
             alike = all(getattr(each, field) == getattr(pool, field) for field in like)
             if alike and each.role is other[pool.role] and each.scaling is not None:

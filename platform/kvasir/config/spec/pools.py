@@ -284,8 +284,11 @@ class PoolSpec(Spec):
     decisions, or both, in which case reports take precedence."""
     cpus: float = Field(default=0.5, gt=0)
     """CPU cores reserved in Ray for each replica on each of its nodes."""
-    gpus: float = Field(default=0.0, ge=0)
-    """GPUs reserved in Ray for each replica on each of its nodes. Less than 1: the GPU is shared."""
+    gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """GPUs reserved in Ray for each replica on each of its nodes. Less than 1: the GPU is shared. `auto`: one
+    for each rank where `gpu` is named. Otherwise the machine decides on which `kvasir up` runs: with GPUs and
+    vLLM's build for them one for each rank, or equal shares where there are too few; without, none. In a
+    cluster only `gpu` counts."""
     gpu: str | None = None
     """The GPU that the pool is sized for, such as `H100` or `L4`, where it is not present when the spec is
     checked. Default: the GPUs of the machine."""
@@ -298,6 +301,14 @@ class PoolSpec(Spec):
         if self.gpu is not None and not self.gpus:
             raise ValueError(f"gpu: {self.gpu} is named, and gpus is 0; set gpus, or remove gpu")
         return self
+
+    @property
+    def reserved_gpus(self) -> float:
+        """`gpus` as a number. Where that depends on a machine that nobody has looked at, it is 0."""
+        if self.gpus != "auto":
+            return self.gpus
+        named = self.gpu is not None and self.engine.kind == "vllm"
+        return float(self.engine.ranks // self.engine.nodes) if named else 0.0
 
     @model_validator(mode="after")
     def _begins_within(self) -> Self:
@@ -313,7 +324,8 @@ class PoolSpec(Spec):
     def gpu_utilization(self) -> float:
         """Fraction of a GPU's memory that one rank uses: of the share that it has of the GPU."""
         engine = self.engine
-        share = min(1.0, self.gpus * engine.nodes / engine.ranks) if self.gpus else 1.0
+        gpus = self.reserved_gpus
+        share = min(1.0, gpus * engine.nodes / engine.ranks) if gpus else 1.0
         return round(engine.gpu_memory_utilization * share, 4)
 
     @property

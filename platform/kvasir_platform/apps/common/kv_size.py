@@ -53,4 +53,4 @@ def _parts(view: Deployment, folder: Path, config: ModelConfig) -> tuple[WeightP
 
 
 def _on_cpus(pool: PoolSpec) -> bool:
-    return pool.engine.kind == "vllm" and not pool.gpus
+    return pool.engine.kind == "vllm" and not pool.reserved_gpus

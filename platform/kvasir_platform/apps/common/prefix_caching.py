@@ -12,7 +12,7 @@ def with_possible_caching(view: Deployment, name: str) -> Deployment:
     """Return `view`, in which the pool `name` has no prefix cache if its engine runs on CPUs and cannot keep
     prefixes of the model there. Raises ConfigError if the model is not found."""
     pool = view.pool(name)
-    if pool.engine.kind != "vllm" or pool.gpus or not pool.engine.prefix_caching:
+    if pool.engine.kind != "vllm" or pool.reserved_gpus or not pool.engine.prefix_caching:
         return view
     config = read_model_config(resolve_model(view.model.source, view.model.revision))
     if not loses_prefixes(config.architectures):

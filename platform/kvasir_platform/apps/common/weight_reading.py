@@ -26,7 +26,7 @@ def with_strategy(view: Deployment, pool: str, *, free: int) -> Deployment:
         weights = sum(path.stat().st_size for path in weight_files(folder))
     except ConfigError:
         return view
-    strategy = strategy_for(weights, free, on_cpu=view.pool(pool).gpus == 0)
+    strategy = strategy_for(weights, free, on_cpu=view.pool(pool).reserved_gpus == 0)
     loading = model.load.model_copy(update={"strategy": strategy})
     return view.model_copy(update={"model": model.model_copy(update={"load": loading})})
 

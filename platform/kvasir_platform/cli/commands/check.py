@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from kvasir.config.load.gpu_choice import with_chosen_gpus, with_whole_gpus
+from kvasir.config.load.support import engine_platform
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.output import CommandOutput
@@ -14,9 +16,9 @@ from kvasir_platform.cli.common.spec_file import chosen_deployment
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.finding import Finding
-from kvasir_platform.cluster.preflight.gpu_memory import fit_findings
+from kvasir_platform.cluster.preflight.gpu_memory import fit_findings, with_gpus
 from kvasir_platform.cluster.preflight.movement import whole_where_needed
-from kvasir_platform.cluster.preflight.probe import probe, probe_models
+from kvasir_platform.cluster.preflight.probe import installed_packages, probe, probe_models
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -30,7 +32,8 @@ def check(args: argparse.Namespace, output: CommandOutput) -> int:
         raise ConfigError("--gpu is for --fit; without it the GPUs of this machine count")
     machine = probe(deployment)
     deployment, findings = whole_where_needed(deployment, machine)
-    findings += examine(deployment, machine)
+    deployment, chosen = with_gpus(deployment, machine)
+    findings += [*chosen, *examine(deployment, machine)]
     verdict = "not ready to start" if has_errors(findings) else "ready to start"
     return _report(findings, verdict, output)
 
@@ -40,6 +43,10 @@ def _fit(deployment: Deployment, named: Sequence[tuple[str, str]], output: Comma
     if unknown := [pool for pool, _ in named if pool not in pools]:
         raise ConfigError(f"--gpu {unknown[0]}: there is no such pool; there are {', '.join(sorted(pools))}")
     present = gpu_devices(os.environ)
+    deployment = with_whole_gpus(deployment, {pool for pool, _ in named})
+    if present and deployment.discovery.kind == "ray":
+        platform = engine_platform(installed_packages()) or "cuda"
+        deployment = with_chosen_gpus(deployment, present=len(present), platform=platform).deployment
 
     def devices(pool: PoolSpec) -> Sequence[str]:
         return [gpu for name, gpu in named if name == pool.name] or present

@@ -25,6 +25,7 @@ from kvasir_platform.cluster.local.launcher import LauncherFactory
 from kvasir_platform.cluster.local.runtime_dir import RuntimeDir, default_base
 from kvasir_platform.cluster.preflight.checks import examine
 from kvasir_platform.cluster.preflight.finding import Finding
+from kvasir_platform.cluster.preflight.gpu_memory import with_gpus
 from kvasir_platform.cluster.preflight.movement import whole_where_needed
 from kvasir_platform.cluster.preflight.probe import probe
 
@@ -53,8 +54,9 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
             output.text(f"  cleaned up after an earlier run: {thing}")
         machine = probe(deployment)
         deployment, findings = whole_where_needed(deployment, machine)
-        findings += examine(deployment, machine)
-        _show(findings, output)
+        deployment, chosen = with_gpus(deployment, machine)
+        findings += [*chosen, *examine(deployment, machine)]
+        _show(findings, chosen, output)
         if has_errors(findings):
             return 1
         _allow_open_files()
@@ -107,10 +109,10 @@ class _AlreadyRuns(StartError):
         )
 
 
-def _show(findings: Sequence[Finding], output: CommandOutput) -> None:
-    """Log only warnings and errors."""
+def _show(findings: Sequence[Finding], chosen: Sequence[Finding], output: CommandOutput) -> None:
+    """Log warnings, errors and what was chosen where the spec leaves it open."""
     output.data({"event": "checked", "findings": [asdict(finding) for finding in findings]})
-    print_findings([finding for finding in findings if finding.level != "ok"], output)
+    print_findings([each for each in findings if each.level != "ok" or each in chosen], output)
     if has_errors(findings):
         output.text("nothing was started")
 

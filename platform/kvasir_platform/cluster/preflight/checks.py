@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvasir.config.load.gpu_choice import reserved_gpus
 from kvasir.config.load.object_storage import INSTALL_STREAMER, STREAMER, is_object_uri, streams_weights
 from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import Platform, engine_platform, unsupported_features
@@ -25,7 +26,7 @@ from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.cpu_kernels import cpu_kernel_findings
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import MIB, needed_bytes, replica_bytes
-from kvasir_platform.cluster.preflight.gpu_memory import gpu_memory_findings
+from kvasir_platform.cluster.preflight.gpu_memory import gpu_memory_findings, machine_platform
 from kvasir_platform.cluster.preflight.kubernetes import kubernetes_findings
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts
 from kvasir_platform.cluster.preflight.model import model_findings
@@ -119,9 +120,9 @@ def _streamer(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding
 
 
 def _support(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
-    remote = deployment.discovery.kind == "kubernetes" and any(pool.gpus for pool in deployment.pools)
-    wanted: Platform = "cuda" if machine.gpus or remote else "cpu"
-    platform = engine_platform(machine.installed) or wanted
+    remote = deployment.discovery.kind == "kubernetes" and reserved_gpus(deployment.pools) > 0
+    unknown = engine_platform(machine.installed) is None
+    platform: Platform = "cuda" if remote and unknown else machine_platform(machine)
     reasons = unsupported_features(deployment, platform=platform)
     if not remote and engine_platform(machine.installed) == "cuda":
         reasons += missing_kernels(deployment.pools, machine.modules.__contains__)
@@ -239,13 +240,13 @@ def _cpus(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
 
 
 def _gpus(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
-    reserved = sum(pool.most * pool.engine.nodes * pool.gpus for pool in deployment.pools)
+    reserved = reserved_gpus(deployment.pools)
     if reserved > machine.gpus:
         yield Finding(
             "gpus",
             "error",
             f"the pools reserve {reserved:g} GPUs, and there are {machine.gpus}",
-            "lower pools[].gpus or replicas, or run where the GPUs are",
+            "lower replicas, the engines' parallel sizes or pools[].gpus, or run where the GPUs are",
         )
     elif reserved:
         yield Finding("gpus", "ok", f"{reserved:g} of {machine.gpus} reserved")

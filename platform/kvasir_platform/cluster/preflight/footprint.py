@@ -29,7 +29,7 @@ def replica_bytes(deployment: Deployment, pool: PoolSpec, model: ModelProbe) -> 
         return SIM_ENGINE_BYTES
     arenas = arena_bytes(deployment) * engine.data_parallel_size
     rank = ENGINE_BYTES + _copy_bytes(deployment, pool, model)
-    if pool.gpus:
+    if pool.reserved_gpus:
         return engine.ranks * rank + arenas
     weights = _weight_bytes(deployment, pool, model)
     return weights + engine.ranks * (_kv_bytes(deployment, pool, model) + rank) + arenas

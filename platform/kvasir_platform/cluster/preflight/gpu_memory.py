@@ -1,11 +1,14 @@
-"""Checks whether the model of each pool fits on its GPUs, and says with which arithmetic; and whether they
-compute in its dtype. The GPUs may be those of other machines, as before an installation in a cluster."""
+"""Chooses GPUs and memory where the spec leaves them open, and checks whether the model of each pool fits on
+its GPUs, with the arithmetic, and whether they compute in its dtype. The GPUs may be those of other machines,
+as before an installation in a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from kvasir.config.load.gpu_choice import with_chosen_gpus
 from kvasir.config.load.model_support import served_length
+from kvasir.config.load.support import Platform, engine_platform
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.hardware.gpus import Gpu, gpu_named, gpu_of_device
 from kvasir.sizing.fit import ModelFiles, Need, fit, need_of
@@ -22,11 +25,63 @@ _BFLOAT16 = (8, 0)
 """The least compute capability with bfloat16; vLLM refuses it below."""
 
 
+def machine_platform(machine: MachineFacts) -> Platform:
+    """Return the platform of the engine that is installed, or would be."""
+    return engine_platform(machine.installed) or ("cuda" if machine.gpus else "cpu")
+
+
+def with_gpus(deployment: Deployment, machine: MachineFacts) -> tuple[Deployment, list[Finding]]:
+    """Return the deployment as this machine runs its pools, with numbers of GPUs, and with sizes of the KV
+    caches of those that share one; and what was chosen. Unchanged if the pools run elsewhere."""
+    if deployment.discovery.kind != "ray":
+        return deployment, []
+    choice = with_chosen_gpus(deployment, present=machine.gpus, platform=machine_platform(machine))
+    if choice.missing:
+        remedy = "run where the GPUs are, or install vLLM's build for CPUs: `make install EXTRA=cpu`"
+        return deployment, [Finding("gpus", "error", choice.missing, remedy)]
+    chosen = [Finding("gpus", "ok", choice.reason)] if choice.reason else []
+    return _with_divided_memory(choice.deployment, machine, lambda _: machine.gpu_devices), chosen
+
+
+def _with_divided_memory(
+    deployment: Deployment, models: KnownModels, devices: Callable[[PoolSpec], Sequence[str]]
+) -> Deployment:
+    """vLLM takes what other processes allocate while it profiles for its own: engines that share a GPU of
+    this machine get the size of their KV from the arithmetic."""
+    if deployment.discovery.kind != "ray":
+        return deployment
+    sizes = {
+        pool.name: _part_for_kv(view, pool, models.model_of(view), devices(pool))
+        for view in deployment.views()
+        for pool in view.pools
+        if 0 < pool.reserved_gpus < 1 and pool.engine.kind == "vllm" and pool.engine.kv_cache_bytes is None
+    }
+    pools = tuple(
+        pool.model_copy(update={"engine": pool.engine.model_copy(update={"kv_cache_bytes": size})})
+        if (size := sizes.get(pool.name)) is not None
+        else pool
+        for pool in deployment.pools
+    )
+    return deployment.model_copy(update={"pools": pools}) if sizes else deployment
+
+
+def _part_for_kv(view: Deployment, pool: PoolSpec, model: ModelProbe, devices: Sequence[str]) -> int | None:
+    """Return the KV bytes of a rank in its part of the GPU. None if they are unknown, or the model does not
+    fit."""
+    gpu, length = _gpu(pool, devices), None if model.config is None else served_length(view, model.config)
+    if gpu is None or model.config is None or length is None or not model.weights:
+        return None
+    need = need_of(ModelFiles(model.config, model.weights), shape_of(view, pool, max_model_len=length))
+    found = fit(need, rank_memory(pool, gpu.memory_bytes))
+    size = found.free // _UNIT * _UNIT
+    return None if found.missing or size < found.request else size
+
+
 def gpu_memory_findings(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     """Yield one finding for each pool on GPUs whose model's files are here."""
     for view in deployment.views():
         for pool in view.pools:
-            if pool.gpus and pool.engine.kind == "vllm":
+            if pool.reserved_gpus and pool.engine.kind == "vllm":
                 yield from pool_findings(view, pool, machine.model_of(view), machine.gpu_devices)
 
 
@@ -37,8 +92,9 @@ def fit_findings(
     its pool: the findings of a check on a machine with these, and nothing of any other property. What cannot
     be known is a warning."""
     deployment, findings = whole_where_needed(deployment, models)
+    deployment = _with_divided_memory(deployment, models, devices)
     for view in deployment.views():
-        pools = [pool for pool in view.pools if pool.gpus and pool.engine.kind == "vllm"]
+        pools = [pool for pool in view.pools if pool.reserved_gpus and pool.engine.kind == "vllm"]
         if pools:
             model = models.model_of(view)
             findings += _of_model(view, model)
@@ -81,7 +137,7 @@ def pool_findings(
     each = gpu.name if shape.ranks == 1 else f"each of {shape.ranks} {gpu.name}"
     message = f"pool {pool.name}: {view.model.name} {describe(found, need, each)}"
     if found.missing:
-        changes = remedies(Attempt(files, shape, memory, gpu, pool.gpus, pool.engine.nodes))
+        changes = remedies(Attempt(files, shape, memory, gpu, pool.reserved_gpus, pool.engine.nodes))
         yield Finding("memory", "error", message, "; or ".join(changes) or "take a smaller model")
     elif pool.gpu_utilization < pool.engine.gpu_memory_utilization and memory.kv_bytes is None:
         # vLLM takes what other processes allocate while it profiles for its own.

@@ -289,7 +289,7 @@ class RayPools:
             places[template_resource(template)] = nodes
         if self._in_pods and any(free.get(name, 0.0) < count for name, count in places.items()):
             return False
-        return pool.gpus == 0 or free.get("GPU", 0.0) >= pool.gpus * nodes
+        return pool.reserved_gpus == 0 or free.get("GPU", 0.0) >= pool.reserved_gpus * nodes
 
     def _beside(self, pool: PoolSpec) -> bool:
         """Whether a changed replica starts beside the one that it replaces. The only replica is never stopped

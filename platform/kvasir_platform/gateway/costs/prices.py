@@ -34,9 +34,12 @@ class Prices:
         if spec is None:
             return WorkerPrice(0.0, 0.0, known=False)
         nodes = spec.engine.nodes
-        if not spec.gpus:
+        gpus = spec.reserved_gpus * nodes
+        if spec.gpus == "auto" and not gpus and identity is not None:
+            # A worker of its own, which has looked at its machine.
+            gpus = float(identity.hardware.devices) if gpu_of_device(identity.hardware.device) else 0.0
+        if not gpus:
             return WorkerPrice(0.0, spec.cpus * nodes * self._spec.prices.get(CPU, CPU_CORE_HOUR))
-        gpus = spec.gpus * nodes
         each = _gpu_price(self._spec, spec, identity)
         return WorkerPrice(gpus, gpus * (each or 0.0), known=each is not None)
 
