@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -95,14 +96,17 @@ def test_pods_of_a_pool_have_the_resources_and_the_nodes_that_are_asked_for(name
         asked = values.get("poolDefaults", {}) | values.get("pools", {}).get(pool.get("name"), {})
         spec = made["template"]["spec"]
         (container,) = spec["containers"]
-        extended = {"nvidia.com/gpu": pool["gpus"]} if "gpus" in pool else {}
+        engine = pool.get("engine", {})
+        ranks = math.prod(engine.get(f"{each}_parallel_size", 1) for each in ("tensor", "pipeline", "data"))
+        gpus = ranks // engine.get("nodes", 1) if "gpu" in pool else 0
+        extended = {"nvidia.com/gpu": gpus} if gpus else {}
         if "rdma" in asked:
             extended[asked["rdma"]["resource"]] = asked["rdma"]["count"]
         assert container["resources"] == {
             "requests": asked["resources"]["requests"] | extended,
             "limits": asked["resources"]["limits"] | extended,
         }
-        assert made["rayStartParams"]["num-gpus"] == str(pool.get("gpus", 0))
+        assert made["rayStartParams"]["num-gpus"] == str(gpus)
         assert made["rayStartParams"]["num-cpus"] == str(pool.get("cpus", 1))
         assert container["image"] == f"kvasir/worker:{values['images']['worker']['tag']}"
         assert spec.get("nodeSelector") == asked.get("nodeSelector")

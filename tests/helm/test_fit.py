@@ -106,6 +106,11 @@ def test_there_is_no_job_where_no_pool_has_a_gpu_or_where_it_is_switched_off() -
     assert hooks(render(values(fit={"enabled": False}))) == []
 
 
+def test_there_is_one_where_a_pool_names_its_gpu_and_no_number() -> None:
+    pools = [{"name": each, "role": each, "gpu": "L4"} for each in ("prefill", "decode")]
+    assert hooks(render({"config": {"pools": pools}}))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_job_keeps_every_policy(policy: Policy) -> None:
     assert list(policy(render(values()))) == []

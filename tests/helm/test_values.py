@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import runpy
 from typing import Any
 
@@ -66,6 +67,39 @@ def test_engine_options_reach_the_processes_as_they_are_written() -> None:
     (job,) = (each for each in release.of_kind("Job") if "-models-" in each["metadata"]["name"])
     fetched = job["spec"]["template"]["spec"]["containers"][0]["args"][1:]
     assert fetched == ["kvasir-tiny", "main", "owner/head", "v1"]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        {},
+        {"gpus": "auto"},
+        {"gpus": 2.0, "gpu": "H100"},
+        {"gpus": 0.5},
+        {"gpu": "H100"},
+        {"gpu": "H100", "engine": {"kind": "sim"}},
+        {"gpu": "H100", "engine": {"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "nodes": 2}},
+    ],
+)
+def test_pods_have_the_gpus_that_the_processes_count(pool: Object) -> None:
+    release = render(
+        {"config": {"disaggregation": "never", "pools": [{"name": "s", "role": "both", **pool}]}}
+    )
+    (cluster,) = release.of_kind("RayCluster")
+    (spec,) = loads(spec_text(release), "kvasir.yaml").pools
+    gpus = math.ceil(spec.reserved_gpus)
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        assert group["rayStartParams"]["num-gpus"] == str(gpus)
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
+
+
+def test_a_pool_without_gpus_is_refused_where_its_image_needs_them() -> None:
+    cuda = {"images": {"worker": {"tag": "0.1.0-cuda"}}}
+    with pytest.raises(helm_python.HelmRenderError, match="prefill has no GPU, and its image"):
+        render(cuda)
+    named = [{"name": each, "role": each, "gpu": "L4"} for each in ("prefill", "decode")]
+    assert render({**cuda, "config": {"pools": named}}).of_kind("RayCluster")
 
 
 @pytest.mark.parametrize(

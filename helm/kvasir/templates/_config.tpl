@@ -117,6 +117,10 @@
 {{- $own := include "kvasir.pool" (dict "root" $.root "pool" $pool) | fromJson -}}
 {{- include "kvasir.config.check.scaling" (dict "root" $.root "spec" $.spec "pool" $pool "own" $own) -}}
 {{- include "kvasir.config.check.transfer" (dict "spec" $.spec "pool" $pool "own" $own) -}}
+{{- $image := mergeOverwrite (deepCopy $values.images.worker) (default dict $own.image) -}}
+{{- if and (hasSuffix "-cuda" $image.tag) (eq (int $own.gpus) 0) (ne (dig "engine" "kind" "vllm" $pool) "sim") -}}
+{{- fail (printf "config.pools: %s has no GPU, and its image %s has vLLM's build for GPUs: name its GPU, as in `gpu: H100`, or set gpus" $pool.name $image.tag) -}}
+{{- end -}}
 {{- if lt (int $own.maxReplicas) (int $own.replicas) -}}
 {{- fail (printf "pools.%s.maxReplicas: %d is less than config.pools' replicas %d" $pool.name (int $own.maxReplicas) (int $own.replicas)) -}}
 {{- end -}}
@@ -231,6 +235,21 @@
 {{- $_ := set $own "minAvailable" (max 1 (sub $least 1)) -}}
 {{- end -}}
 {{- $_ := set $own "cpus" (int (ceil (dig "cpus" 0.5 .pool))) -}}
-{{- $_ := set $own "gpus" (int (ceil (dig "gpus" 0.0 .pool))) -}}
+{{- $_ := set $own "gpus" (include "kvasir.pool.gpus" . | int) -}}
 {{- toJson $own -}}
+{{- end -}}
+
+{{/* GPUs of a replica in each of its pods, by the same rule as the processes: `auto` is one for each rank where the
+     pool names its GPU, and none otherwise. (dict "pool" entry of config.pools) */}}
+{{- define "kvasir.pool.gpus" -}}
+{{- $gpus := dig "gpus" "auto" .pool -}}
+{{- $engine := default dict .pool.engine -}}
+{{- if ne (toString $gpus) "auto" -}}
+{{- int (ceil $gpus) -}}
+{{- else if and .pool.gpu (ne (dig "kind" "vllm" $engine) "sim") -}}
+{{- $stages := mul (int (dig "tensor_parallel_size" 1 $engine)) (int (dig "pipeline_parallel_size" 1 $engine)) -}}
+{{- div (mul $stages (int (dig "data_parallel_size" 1 $engine))) (include "kvasir.pool.nodes" . | int) -}}
+{{- else -}}
+0
+{{- end -}}
 {{- end -}}

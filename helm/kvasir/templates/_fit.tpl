@@ -2,7 +2,8 @@
 {{- define "kvasir.fit.wanted" -}}
 {{- $on := list -}}
 {{- range .pools -}}
-{{- if and .gpus (eq "vllm" (dig "engine" "kind" "vllm" .)) -}}{{- $on = append $on .name -}}{{- end -}}
+{{- $gpus := include "kvasir.pool.gpus" (dict "pool" .) | int -}}
+{{- if and $gpus (eq "vllm" (dig "engine" "kind" "vllm" .)) -}}{{- $on = append $on .name -}}{{- end -}}
 {{- end -}}
 {{- if $on -}}true{{- end -}}
 {{- end -}}
@@ -14,7 +15,7 @@
 {{- $own := include "kvasir.pool" . | fromJson -}}
 {{- $selector := default dict $own.nodeSelector -}}
 {{- $found := list -}}
-{{- if and .pool.gpus (not .pool.gpu) (eq $own.gpuResource "nvidia.com/gpu") -}}
+{{- if and (gt (int $own.gpus) 0) (not .pool.gpu) (eq $own.gpuResource "nvidia.com/gpu") -}}
 {{- if hasKey $selector $label -}}
 {{- $found = append $found (get $selector $label) -}}
 {{- else -}}
