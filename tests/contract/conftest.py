@@ -12,6 +12,7 @@ import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
 from tests.kit.engines.recorder import FullRecorder
 from tests.kit.lab.redis_server import RedisServer
+from tests.kit.lab.s3_server import ENVIRONMENT, S3Server
 from tests.kit.shared.engines import EngineRegistry, engines_of
 from tests.kit.shared.specs import BLOCK, CHUNK, PLAIN, apart
 
@@ -128,3 +129,17 @@ def runtime() -> Iterator[Any]:
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, and its credentials in the environment."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return s3_server

@@ -15,7 +15,7 @@ from tests.kit.lab.gateway import until
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment
-from kvasir_platform.gateway.batches.journal import Journal
+from kvasir_platform.gateway.batches.storage.journal import Journal
 from kvasir_platform.gateway.batches.storage.local_storage import LocalStorage
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]

@@ -42,7 +42,38 @@ def test_another_folder_is_refused_while_the_chart_mounts_one() -> None:
         render({"batches": {"enabled": True}, "config": config})
 
 
+def in_s3(**values: object) -> Release:
+    return render({"config": {"gateway": {"batches": {"storage": "s3://bucket/batches"}}}, **values})
+
+
+REACHED = {"router": {"egress": [{"ports": [{"port": 443}]}]}}
+
+
 def test_object_storage_needs_no_volume() -> None:
-    batches = {"storage": "s3://bucket/batches", "redis": {"url": "redis://redis:6379/3"}}
-    release = render({"config": {"gateway": {"batches": batches}}})
+    release = in_s3(networkPolicy=REACHED)
     assert spec.loads(spec_text(release), "kvasir.yaml").gateway.batches.in_objects
+    assert not [each for each in release.of_kind("PersistentVolumeClaim") if "batches" in str(each)]
+    assert "AWS_" not in str(release.of_kind("Deployment"))
+
+
+def test_only_routers_get_the_credentials_of_object_storage() -> None:
+    release = in_s3(networkPolicy=REACHED, batches={"s3": {"credentialsSecret": "bucket-key"}})
+    holders = {pod.component for pod in release.pods() if "bucket-key" in str(pod.spec)}
+    assert holders == {"router"}
+    (router,) = next(pod for pod in release.pods() if pod.component == "router").spec["containers"]
+    found = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in router["env"] if "AWS_" in str(each)}
+    assert {name: (of["name"], of["key"], of.get("optional", False)) for name, of in found.items()} == {
+        "AWS_ACCESS_KEY_ID": ("bucket-key", "AWS_ACCESS_KEY_ID", False),
+        "AWS_SECRET_ACCESS_KEY": ("bucket-key", "AWS_SECRET_ACCESS_KEY", False),
+        "AWS_SESSION_TOKEN": ("bucket-key", "AWS_SESSION_TOKEN", True),
+    }
+
+
+def test_object_storage_that_no_router_may_reach_is_refused() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"networkPolicy\.router\.egress"):
+        in_s3()
+
+
+def test_credentials_without_object_storage_are_refused() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"batches\.s3\.credentialsSecret"):
+        kept(s3={"credentialsSecret": "bucket-key"})

@@ -142,6 +142,13 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $s3 := hasPrefix "s3://" (dig "batches" "storage" "" $gateway | toString) -}}
+{{- if and $s3 $policy.enabled (not $policy.router.egress) -}}
+{{- fail "networkPolicy.router.egress: config.gateway.batches.storage is in S3, and routers may reach no address outside the cluster; add a rule for its addresses and port" -}}
+{{- end -}}
+{{- if and $values.batches.s3.credentialsSecret (not $s3) -}}
+{{- fail "batches.s3.credentialsSecret: files and batches are not in S3; set config.gateway.batches.storage to s3://BUCKET/PREFIX, or remove it" -}}
+{{- end -}}
 {{- if and $values.redis.bundled $values.redis.url -}}
 {{- fail "redis.bundled and redis.url: use one or the other" -}}
 {{- end -}}

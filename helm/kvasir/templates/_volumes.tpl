@@ -164,6 +164,24 @@ initContainers:
 {{- default (include "kvasir.name" (dict "root" . "suffix" "compiled")) .Values.compileCache.existingClaim -}}
 {{- end -}}
 
+{{/* Credentials for the S3 of batches. */}}
+{{- define "kvasir.batches.env" -}}
+{{- with .Values.batches.s3.credentialsSecret -}}
+{{- $secret := . -}}
+{{- range $name := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_SESSION_TOKEN" }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $secret }}
+      key: {{ $name }}
+      {{- if eq $name "AWS_SESSION_TOKEN" }}
+      optional: true
+      {{- end }}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+
 {{- define "kvasir.batches.claim" -}}
 {{- default (include "kvasir.name" (dict "root" . "suffix" "batches")) .Values.batches.existingClaim -}}
 {{- end -}}

@@ -108,9 +108,10 @@ class Gateway:
     ) -> None:
         """Bind `listen` and, if the console has a port of its own, `console` (by default the spec's
         addresses), call `on_started` with the address of the former, and serve until `stop`. Return when
-        drained. Raise OSError if the address is taken, ConfigError if that of the console is, or for invalid
-        certificates."""
+        drained. Raise OSError if the address is taken, ConfigError if that of the console is, for invalid
+        certificates, or for a storage of batches that cannot be used."""
         spec = self._spec
+        await self._served.batches.check()
         listener = self._listening(self._routes)
         if listener.certificate is not None:
             self._metrics.track_certificate(listener.certificate.expires_s)

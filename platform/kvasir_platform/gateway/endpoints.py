@@ -133,8 +133,8 @@ def gateway_context(
 def endpoints(
     context: GatewayContext, core: RoutedCore, callers: Callers, *, new_id: Callable[[], str], rng: Rng
 ) -> Endpoints:
-    """Return the endpoints. `new_id` returns request ids. Raise ConfigError for a storage of batches that is
-    not installed."""
+    """Return the endpoints. `new_id` returns request ids. Raise ConfigError for a storage of batches that
+    cannot be used."""
     spec, models = context.deployment.gateway, context.models
     generate, embeddings = GenerateApi(context), EmbeddingApi(context)
     responses = ResponsesApi(context, generate, core.stored)

@@ -14,7 +14,14 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import replica_bytes
 from kvasir_platform.cluster.preflight.machine_facts import ModelProbe
-from kvasir_platform.cluster.preflight.tiers import TierProbe, probe_tiers, tier_findings
+from kvasir_platform.cluster.preflight.tiers import (
+    BucketProbe,
+    TierProbe,
+    bucket_findings,
+    probe_bucket,
+    probe_tiers,
+    tier_findings,
+)
 
 GB = 10**9
 REDIS = "tiers.redis.url=redis://127.0.0.1:1"
@@ -96,3 +103,21 @@ def test_the_arena_counts_as_memory_of_each_engine() -> None:
     tiered = load(None, [f"tiers.cpu.bytes={GB}"])
     pool, model = plain.pools[0], ModelProbe()
     assert replica_bytes(tiered, pool, model) - replica_bytes(plain, pool, model) == GB
+
+
+def test_a_bucket_is_read_from_here_and_its_server_may_be_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    silent = load(
+        None, ["gateway.batches.storage=s3://bucket/a", "gateway.batches.s3.endpoint=http://127.0.0.1:1"]
+    )
+    found = probe_bucket(silent.gateway.batches)
+    (finding,) = bucket_findings(silent, found)
+    assert (finding.check, finding.level) == ("batches", "warning")
+    assert "127.0.0.1:1" in finding.message
+    (finding,) = bucket_findings(silent, BucketProbe("no bucket", "create it", refused=True))
+    assert (finding.level, finding.remedy) == ("error", "create it")
+    (finding,) = bucket_findings(silent, BucketProbe())
+    assert (finding.level, finding.message) == ("ok", "s3://bucket/a can be read")
+    assert probe_bucket(load(None).gateway.batches) == BucketProbe()
+    assert not list(bucket_findings(load(None), BucketProbe()))

@@ -18,6 +18,7 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.load.model_support import needs_weights, refuse_model
 from kvasir.config.load.object_storage import object_folder, stated_weight_bytes
 from kvasir.config.load.support import unsupported_features
+from kvasir.config.spec.redis import bucket_of
 from kvasir.core.errors import ConfigError
 
 URI = "s3://bucket/llama"
@@ -162,3 +163,25 @@ def test_a_draft_is_not_streamed() -> None:
 def test_a_node_cache_is_an_absolute_path() -> None:
     with pytest.raises(SpecError, match="absolute path"):
         load(None, ["model.load.node_cache=cache"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["storage=gs://bucket"], "s3://BUCKET/PREFIX"),
+        (["storage=s3://bucket/../other"], "s3://BUCKET/PREFIX"),
+        (["storage=s3://key:secret@bucket"], "s3://BUCKET/PREFIX"),
+        (["s3.region=eu-central-1"], "has no effect on a folder"),
+        (["storage=s3://bucket", "s3.endpoint=https://a:b@host"], "without credentials"),
+        (["storage=s3://bucket", "s3.endpoint=http://host:99999"], "Port out of range"),
+    ],
+)
+def test_a_storage_of_batches_that_is_no_bucket_is_refused(options: list[str], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        load(None, [f"gateway.batches.{option}" for option in options])
+
+
+def test_batches_in_a_bucket_need_no_other_server() -> None:
+    spec = load(None, ["gateway.batches.storage=s3://my-bucket/kvasir/batches/"]).gateway.batches
+    assert (spec.in_objects, spec.redis) == (True, None)
+    assert bucket_of(spec.storage or "") == ("my-bucket", "kvasir/batches")

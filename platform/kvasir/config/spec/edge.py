@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvasir.config.checks.outbound import OutboundRefused, check_target, parse_url
 from kvasir.config.spec.base import Spec, is_loopback
-from kvasir.config.spec.redis import LeaseRedisSpec
+from kvasir.config.spec.redis import LeaseRedisSpec, S3ServerSpec, bucket_of
 from kvasir.config.spec.tenants import TokenIssuerSpec
 
 _COLLECTOR = re.compile(
@@ -108,11 +108,13 @@ class BatchesSpec(Spec):
     admission.spare_share)."""
 
     storage: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Folder where files and batches are kept, or `s3://BUCKET/PREFIX` with the package s3fs. All routers
-    need the same, and need `redis` for object storage. Unset: `kvasir up` keeps them in its own folder; a
-    router started on its own serves no files and no batches."""
+    """Folder where files and batches are kept, or `s3://BUCKET/PREFIX`. All routers need the same. Unset:
+    `kvasir up` keeps them in its own folder; a router started on its own serves no files and no batches."""
+    s3: S3ServerSpec = S3ServerSpec()
+    """The server of an `s3://` storage."""
     redis: LeaseRedisSpec | None = None
-    """Redis server by which routers agree who works on a batch. Unset: by locks of files in the folder."""
+    """Redis server by which routers agree who works on a batch. Unset: by locks of files in the folder, or by
+    conditional writes of the S3 server."""
     max_file_bytes: int = Field(default=64 << 20, ge=1024, le=1 << 30)
     """Maximum bytes of an uploaded file; such a body may be larger than `max_body_bytes`."""
     max_lines: int = Field(default=50_000, ge=1, le=10_000_000)
@@ -134,11 +136,15 @@ class BatchesSpec(Spec):
         return self.storage is not None and "://" in self.storage
 
     @model_validator(mode="after")
-    def _shared(self) -> Self:
-        if self.in_objects and self.redis is None:
+    def _named(self) -> Self:
+        if self.storage is not None and self.in_objects:
+            try:
+                bucket_of(self.storage)
+            except ValueError as error:
+                raise ValueError(f"batches.storage is a folder, or {error}") from error
+        elif self.s3 != S3ServerSpec():
             raise ValueError(
-                "object storage has no locks, by which two routers would not work on the same batch; set "
-                "batches.redis, or name a folder"
+                "batches.s3 has no effect on a folder; set batches.storage to s3://BUCKET/PREFIX"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The part of the deployment spec for Redis servers: address and credentials."""
+"""The part of the deployment spec for servers that keep data: Redis and S3, by address."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from kvasir.config.spec.base import Name, Spec
 
 _REDIS = re.compile(
     r"rediss?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?)(?::\d{1,5})?(?:/\d{1,3})?"
+)
+_ENDPOINT = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[-A-Za-z0-9._]*[A-Za-z0-9])?)(?::\d{1,5})?"
+)
+_BUCKET = re.compile(
+    r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9])((?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)/?"
 )
 
 
@@ -74,3 +80,38 @@ class CostRedisSpec(RedisServerSpec):
     """Prefix of keys. Routers that share costs use the same one, other deployments a different one."""
     timeout_s: float = Field(default=2.0, gt=0, le=30)
     """Timeout of a query. What could not be written is written with the next query."""
+
+
+class S3ServerSpec(Spec):
+    """The S3-compatible server of an `s3://` URL. Credentials are those of the environment, AWS_ACCESS_KEY_ID
+    and AWS_SECRET_ACCESS_KEY, or of the role of the pod or the machine."""
+
+    endpoint: str | None = None
+    """`https://host:port` of a server other than Amazon's. With `http://`, whoever is on the way reads and
+    changes the objects. Unset: Amazon S3, or AWS_ENDPOINT_URL."""
+    region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]{1,64}$")
+    """Region of the bucket. Unset: AWS_REGION, or us-east-1."""
+    ca_file: str | None = None
+    """PEM certificates of authorities that certify the server, beside those of the system."""
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Timeout of a request: the download of a whole file, or the upload of 8 MiB of one."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if _ENDPOINT.fullmatch(value) is None:
+            raise ValueError("https://host:port, without a path and without credentials")
+        _ = urlsplit(value).port  # raises ValueError above 65535
+        return value
+
+
+def bucket_of(url: str) -> tuple[str, str]:
+    """Return bucket and prefix, "" for none, of `s3://BUCKET/PREFIX`. Raise ValueError for anything else."""
+    found = _BUCKET.fullmatch(url)
+    if found is None:
+        raise ValueError(
+            "s3://BUCKET/PREFIX, of letters, digits, `.`, `_` and `-`, as in s3://my-bucket/kvasir/batches"
+        )
+    return found[1], found[2].strip("/")

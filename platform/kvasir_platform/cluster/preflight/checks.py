@@ -32,7 +32,7 @@ from kvasir_platform.cluster.preflight.machine_facts import MachineFacts
 from kvasir_platform.cluster.preflight.model import model_findings
 from kvasir_platform.cluster.preflight.movement import movement_findings
 from kvasir_platform.cluster.preflight.named_files import file_findings
-from kvasir_platform.cluster.preflight.tiers import tier_findings
+from kvasir_platform.cluster.preflight.tiers import bucket_findings, tier_findings
 
 # Ray's object store and Serve's controller; a rank's message queues and semaphores.
 SHM_BASE_BYTES = 96 * MIB
@@ -54,11 +54,12 @@ def examine(deployment: Deployment, machine: MachineFacts) -> list[Finding]:
             _native,
             _kubernetes,
             _regions,
+            _bucket,
         )
         return [finding for check in in_a_pod for finding in check(deployment, machine)]
     checks = (
         _system, _packages, _support, _pools, _models, _named_files, _port, _memory, _cpus, _gpus,
-        _gpu_memory, _shm, _open_files, _native, _fabric, _rendezvous, _tiers, _limits, _regions,
+        _gpu_memory, _shm, _open_files, _native, _fabric, _rendezvous, _tiers, _limits, _regions, _bucket,
     )  # fmt: skip
     return [finding for check in checks for finding in check(deployment, machine)]
 
@@ -376,6 +377,10 @@ def region_findings(deployment: Deployment) -> Iterator[Finding]:
 
 def _tiers(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
     return tier_findings(deployment, machine.tiers)
+
+
+def _bucket(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:
+    return bucket_findings(deployment, machine.bucket)
 
 
 def _limits(deployment: Deployment, machine: MachineFacts) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from kvasir.config.checks.cpu_kernels import CpuKind
 from kvasir.config.spec.deployment import Deployment
 from kvasir.sizing.weights import WeightPart
 from kvasir_platform.cluster.preflight.kubernetes import KubernetesProbe
-from kvasir_platform.cluster.preflight.tiers import TierProbe
+from kvasir_platform.cluster.preflight.tiers import BucketProbe, TierProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class MachineFacts:
     native: bool = True
     named_files: tuple[FileProbe, ...] = ()
     tiers: TierProbe = TierProbe()
+    bucket: BucketProbe = BucketProbe()
     limits_problem: str = ""
     rdma: bool = False
     cannot_sign: tuple[str, str] | None = None

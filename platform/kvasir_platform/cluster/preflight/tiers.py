@@ -1,7 +1,7 @@
-"""Checks whether the tiers that a deployment names can be used from here.
+"""Checks whether the storage that a deployment names can be used from here: of tiers, and of batches.
 
 A failed tier stops no request: requests are served without it. So a finding is a warning, except for a folder
-that cannot be created.
+that cannot be created. A router starts without an S3 server that does not answer, but not without its bucket.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvasir.config.spec.deployment import Deployment, TiersSpec
+from kvasir.config.spec.edge import BatchesSpec
+from kvasir.core.errors import CapacityError, ConfigError
 from kvasir_platform.cluster.preflight.finding import Finding
 
 _REDIS_PORT = 6379
 _CONNECT_S = 1.0
+_S3_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,42 @@ def probe_tiers(tiers: TiersSpec) -> TierProbe:
     problem, blocked, free = _disk(Path(tiers.disk.path)) if tiers.disk is not None else ("", False, 0)
     redis = knock(tiers.redis.url) if tiers.redis is not None else ""
     return TierProbe(problem, blocked, free, redis)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketProbe:
+    """Why the bucket of batches cannot be used, "" if it can or is not configured, and what to do. `refused`:
+    a router does not start with it."""
+
+    problem: str = ""
+    remedy: str = ""
+    refused: bool = False
+
+
+def probe_bucket(batches: BatchesSpec) -> BucketProbe:
+    """Read from the bucket of batches. Changes nothing."""
+    if batches.storage is None or not batches.in_objects:
+        return BucketProbe()
+    from kvasir_platform.gateway.batches.storage.s3_storage import S3Storage
+
+    try:
+        S3Storage.at(batches.storage, batches.s3, limit_s=_S3_S).check()
+    except ConfigError as error:
+        problem, _, remedy = error.message.partition("; ")
+        return BucketProbe(problem, remedy, refused=True)
+    except CapacityError as error:
+        return BucketProbe(
+            error.message, "start it, or correct gateway.batches.s3.endpoint; batches wait for it"
+        )
+    return BucketProbe()
+
+
+def bucket_findings(deployment: Deployment, probe: BucketProbe) -> Iterator[Finding]:
+    """Yield what is known of the bucket of batches, if there is one."""
+    if probe.problem:
+        yield Finding("batches", "error" if probe.refused else "warning", probe.problem, probe.remedy)
+    elif deployment.gateway.batches.in_objects:
+        yield Finding("batches", "ok", f"{deployment.gateway.batches.storage} can be read")
 
 
 def arena_bytes(deployment: Deployment) -> int:

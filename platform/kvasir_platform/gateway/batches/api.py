@@ -12,9 +12,9 @@ import msgspec
 from kvasir.config.spec.tenants import Scope
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir.ports.clock import Rng
+from kvasir_platform.gateway.batches.context import BatchContext
 from kvasir_platform.gateway.batches.form import parse_form
 from kvasir_platform.gateway.batches.names import new_key
-from kvasir_platform.gateway.batches.run import BatchContext
 from kvasir_platform.gateway.batches.schema import BATCHES, EMBEDDINGS, FILES, FileDeleted
 from kvasir_platform.gateway.batches.stored_batches import decode_create
 from kvasir_platform.gateway.http.exchange import JSON, Exchange, HttpRequest

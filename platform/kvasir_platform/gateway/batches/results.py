@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from kvasir_platform.gateway.batches.journal import LineResult
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.lines import BatchLines
 from kvasir_platform.gateway.batches.schema import BatchObject, BatchUsage, InputDetails, OutputDetails
+from kvasir_platform.gateway.batches.storage.journal import LineResult
 
 BatchEnd = Literal["completed", "expired", "cancelled"]
 _WHY = {

@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Literal
 
-from kvasir.config.spec.edge import BatchesSpec
 from kvasir.core.errors import CapacityError, RequestError, UpstreamError
 from kvasir.ports.clock import Clock
-from kvasir.ports.storage import ObjectStorage, WorkLease
 from kvasir.telemetry.reasons import CLIENT_CLOSED
-from kvasir.telemetry.tenant_series import BatchStats
-from kvasir_platform.gateway.batches.journal import Journal, LineResult
+from kvasir_platform.gateway.batches.context import BatchContext
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.lines import BatchLines
 from kvasir_platform.gateway.batches.names import created_s, error_file, output_file
@@ -32,13 +28,9 @@ from kvasir_platform.gateway.batches.results import (
     result_of,
 )
 from kvasir_platform.gateway.batches.schema import FINAL, BatchError, BatchErrors, BatchObject
-from kvasir_platform.gateway.batches.stored_batches import StoredBatches
-from kvasir_platform.gateway.batches.stored_files import StoredFiles
-from kvasir_platform.gateway.http.exchange import Exchange
-from kvasir_platform.gateway.tenants.caller import Caller
+from kvasir_platform.gateway.batches.storage.journal import Journal, LineResult
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 _GATHER_S = 0.05
 """Results of this time are stored together."""
@@ -54,34 +46,6 @@ _MOST_RESULTS = 1024
 """Results that wait for a slow storage; beyond them no line starts."""
 _TRIES = 3
 """Of a line whose worker fails."""
-
-
-class Later(Protocol):
-    """Runs a blocking step in a thread."""
-
-    def __call__(self, step: Callable[[], _T]) -> Awaitable[_T]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class BatchContext:
-    """What batches work with. `endpoints` handle a line as they handle a client's call; `callers` returns a
-    tenant as the caller of its lines; `later` runs a blocking step in a thread; `new_id` returns request ids,
-    `wall` Unix time."""
-
-    spec: BatchesSpec
-    max_line_bytes: int
-    storage: ObjectStorage
-    lease: WorkLease
-    files: StoredFiles
-    batches: StoredBatches
-    endpoints: Mapping[str, Callable[[Caller, Exchange], None]]
-    callers: Callable[[str], Caller]
-    answer: Callable[[Exchange, BaseException], None]
-    later: Later
-    new_id: Callable[[], str]
-    clock: Clock
-    wall: Callable[[], float]
-    stats: BatchStats
 
 
 class BatchRun:
@@ -118,6 +82,10 @@ class BatchRun:
         self._context.stats.lines_running -= len(self._running)
         self._running.clear()
         self._wake.set()
+
+    def lose(self) -> None:
+        """Another process may have the lease: give up all lines, and store nothing more."""
+        self._end_as("lost")
 
     def look(self) -> None:
         """The batch may have been cancelled."""
@@ -179,7 +147,7 @@ class BatchRun:
             batch.status, batch.in_progress_at = "in_progress", int(context.wall())
             batch.request_counts.total = len(lines)
             batch.model = lines.model()
-            await self._context.later(lambda: context.batches.write(self._tenant, batch))
+            await self._context.later(self._write)
         done = await self._context.later(lambda: list(self._journal.results()))
         self._batch = counted(batch, done, anew=True)
         finished = {result.number for result in done}
@@ -302,7 +270,10 @@ class BatchRun:
             self._batch = counted(self._batch, results)
             if clock.now() - self._shown_s >= _SHOWN_S:
                 self._shown_s = clock.now()
-                await self._context.later(lambda: self._context.batches.write(self._tenant, self._batch))
+                try:
+                    await self._context.later(self._write)
+                except CapacityError as error:
+                    _log.warning("%s: %s", self._name, error.message)
             return
 
     # -- the end
@@ -315,15 +286,13 @@ class BatchRun:
             await self._check()
 
     async def _check(self) -> None:
-        """End if the batch is cancelled or expired, or if another process has its lease."""
+        """End if the batch is cancelled or expired."""
         context = self._context
         if context.wall() >= self._batch.expires_at:
             self._end_as("expired")
             return
         try:
-            if not await context.later(lambda: context.lease.keep(self._name)):
-                self._end_as("lost")
-            elif await context.later(lambda: context.batches.cancelled_at(self._tenant, self._name)):
+            if await context.later(lambda: context.batches.cancelled_at(self._tenant, self._name)):
                 self._end_as("cancelled")
         except CapacityError as error:
             _log.warning("%s: %s", self._name, error.message)
@@ -341,16 +310,16 @@ class BatchRun:
         """Make the files of the results. After a crash it is repeated, with the same ids."""
         context, batch, tenant = self._context, self._batch, self._tenant
         batch.status, batch.finalizing_at = "finalizing", int(context.wall())
-        await self._context.later(lambda: context.batches.write(tenant, batch))
+        await self._context.later(self._write)
 
         def make_files() -> None:
             output, errors = output_file(batch.id), error_file(batch.id)
             if batch.request_counts.completed:
-                pieces = output_pieces(self._journal.results())
+                pieces = output_pieces(self._stored_results())
                 context.files.put(tenant, output, f"{batch.id}_output.jsonl", "batch_output", pieces)
                 batch.output_file_id = output
             if batch.request_counts.completed < batch.request_counts.total:
-                pieces = error_pieces(self._journal.results(), self._lines, end)
+                pieces = error_pieces(self._stored_results(), self._lines, end)
                 context.files.put(tenant, errors, f"{batch.id}_error.jsonl", "batch_output", pieces)
                 batch.error_file_id = errors
 
@@ -368,12 +337,31 @@ class BatchRun:
             )
         await self._close()
 
+    def _stored_results(self) -> Iterator[LineResult]:
+        """Yield all results. Raise CapacityError behind them, so that no file is made of them, if another
+        process has taken the work over: it may be removing the journal."""
+        read = 0
+        for result in self._journal.results():
+            read += 1
+            yield result
+        counts = self._batch.request_counts
+        self._stay(read >= counts.completed + counts.failed)
+
+    def _write(self) -> None:
+        """Store the state of the batch, if it is this process that works on it."""
+        self._stay()
+        self._context.batches.write(self._tenant, self._batch)
+
+    def _stay(self, complete: bool = True) -> None:
+        if self._over == "lost" or not complete or not self._context.lease.keep(self._name):
+            raise CapacityError(f"The lease of {self._name} is lost.", code="storage_unavailable")
+
     async def _close(self) -> None:
         """Store the final state, and remove what only a running batch needs."""
         context, tenant = self._context, self._tenant
 
         def close() -> None:
-            context.batches.write(tenant, self._batch)
+            self._write()
             self._journal.clear()
             context.batches.close(tenant, self._name)
 

@@ -7,12 +7,14 @@ import logging
 from functools import partial
 
 from kvasir.core.errors import CapacityError
+from kvasir_platform.gateway.batches.context import BatchContext
 from kvasir_platform.gateway.batches.pace import LinePace
-from kvasir_platform.gateway.batches.run import BatchContext, BatchRun, set_within
+from kvasir_platform.gateway.batches.run import BatchRun, set_within
 
 _log = logging.getLogger(__name__)
 
 _SCAN_S = 2.0
+_KEEP_S = 1.0
 _SWEEP_S = 3600.0
 _MOST_RUNS = 4
 """Batches of a process at a time, each with its file in memory."""
@@ -75,7 +77,7 @@ class BatchRunner:
                 return
             if name in self._runs or tenant not in self._tenants:
                 continue
-            token = await context.later(partial(context.lease.take, name))
+            token = await context.lease_later(partial(context.lease.take, name))
             if token is None:
                 continue
             run = BatchRun(context, tenant, name, token, LinePace(self._share))
@@ -103,9 +105,26 @@ class BatchRunner:
 
     async def _held(self, run: BatchRun, name: str) -> bool:
         """Run a batch with its lease. Return whether it has ended."""
-        ended = False
+        ended, over = False, asyncio.Event()
+        keeping = asyncio.create_task(self._keep(run, name, over), name=f"lease of {name}")
         try:
             ended = await run.run()
         finally:
-            await self._context.later(lambda: self._context.lease.release(name, done=ended))
+            over.set()
+            await asyncio.wait([keeping])
+            await self._context.lease_later(lambda: self._context.lease.release(name, done=ended))
         return ended
+
+    async def _keep(self, run: BatchRun, name: str, over: asyncio.Event) -> None:
+        """Prolong a lease until the work is over, or stop the work once the lease is lost."""
+        context = self._context
+        while not over.is_set():
+            try:
+                held = await context.lease_later(partial(context.lease.keep, name))
+            except Exception:  # noqa: BLE001 - whatever it is, another process may get the lease
+                _log.exception("the lease of %s is not kept", name)
+                held = False
+            if not held:
+                run.lose()
+                return
+            await set_within(over, _KEEP_S, context.clock)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvasir.core.errors import CapacityError
-from kvasir_platform.gateway.batches.journal import Journal, LineResult
+from kvasir_platform.gateway.batches.storage.journal import Journal, LineResult
 from kvasir_platform.gateway.batches.storage.local_storage import LocalStorage
 
 
@@ -50,3 +50,30 @@ def test_a_crash_between_the_steps_of_a_merge_repeats_no_line(tmp_path: Path) ->
     with pytest.raises(CapacityError):
         journal.append([result(63)])
     assert [each.number for each in journal.results()] == list(range(64))
+
+
+def test_segments_that_are_merged_while_they_are_read_are_not_missed(tmp_path: Path) -> None:
+    class Merging(LocalStorage):
+        """Another process merges the segments once they are listed."""
+
+        def names(self, folder: str) -> list[str]:
+            found = super().names(folder)
+            if len(found) == 63:
+                writer.append([result(63)])
+            return found
+
+    writer = Journal(LocalStorage(tmp_path), "j", 1)
+    for number in range(63):
+        writer.append([result(number)])
+    read = [each.number for each in Journal(Merging(tmp_path), "j").results()]
+    assert sorted(read) == list(range(64))
+
+
+def test_a_journal_that_vanishes_all_the_time_is_an_error(tmp_path: Path) -> None:
+    class Vanishing(LocalStorage):
+        def get(self, key: str) -> None:
+            return None
+
+    Journal(LocalStorage(tmp_path), "j", 1).append([result(0)])
+    with pytest.raises(CapacityError):
+        list(Journal(Vanishing(tmp_path), "j").results())

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
+from obstore.store import MemoryStore
 from tests.kit.skipping_clock import SkippingClock
 
 from kvasir.config.spec.edge import BatchesSpec
 from kvasir.core.errors import CapacityError
 from kvasir.telemetry.tenant_series import BatchStats
+from kvasir_platform.gateway.batches.context import BatchContext
 from kvasir_platform.gateway.batches.line_exchange import LineExchange
 from kvasir_platform.gateway.batches.pace import LinePace
-from kvasir_platform.gateway.batches.run import BatchContext, BatchRun
+from kvasir_platform.gateway.batches.run import BatchRun
 from kvasir_platform.gateway.batches.runner import BatchRunner
 from kvasir_platform.gateway.batches.schema import BatchObject, CreateBatchBody
 from kvasir_platform.gateway.batches.storage.local_storage import FileLease, LocalStorage
+from kvasir_platform.gateway.batches.storage.s3_storage import S3Storage
 from kvasir_platform.gateway.batches.stored_batches import StoredBatches
 from kvasir_platform.gateway.batches.stored_files import StoredFiles
 from kvasir_platform.gateway.http.exchange import Exchange
@@ -96,7 +99,12 @@ class Bench:
     files: StoredFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        self.storage, self.lease = FailingStorage(self.folder), LosableLease(self.folder / "leases")
+        self.lease = LosableLease(self.folder / "leases")
+        self.move(FailingStorage(self.folder))
+
+    def move(self, storage: Any) -> None:
+        """Keep file and batch in this storage."""
+        self.storage = storage
         self.batches = StoredBatches(self.storage, BatchesSpec(), lambda: self.now_s)
         self.files = StoredFiles(self.storage, BatchesSpec(), lambda: self.now_s)
         body = {"model": "m", "prompt": "x"}
@@ -133,6 +141,7 @@ class Bench:
             {PATH: took},
             lambda _: cast("Caller", None),
             lambda exchange, error: exchange.fail(cast("Exception", error)),
+            later,
             later,
             lambda: f"{len(self.exchanges):024x}",
             SkippingClock(),
@@ -176,20 +185,77 @@ async def test_a_process_that_lost_its_lease_ends_its_lines_and_stores_nothing_o
 ) -> None:
     gone: list[str] = []
 
+    def on_gone(why: str) -> None:
+        gone.append(why)
+        bench.lease.lost = False
+        bench.handle = Bench.handle
+
     def handle(exchange: LineExchange) -> None:
-        exchange.on_gone = gone.append
+        exchange.on_gone = on_gone
         bench.lease.lost = True
-        run.look()
 
     bench = Bench(tmp_path, handle)
-    run = bench.run(2)
-    assert not await run.run()
-    assert gone == ["client_closed"] * len(bench.exchanges)
-    bench.lease.release(NAME, done=False)
-    bench.lease.lost = False
-    bench.handle = Bench.handle
-    assert await bench.run(2).run()
+    runner = BatchRunner(bench.context(), ("t",))
+    serving = asyncio.create_task(runner.serve())
+    while bench.shown().status != "completed":
+        await asyncio.sleep(0)
+    runner.stop()
+    await serving
+    lost = len(gone)
+    assert gone == ["client_closed"] * lost
+    assert bench.lease.taken == 2
+    assert len(bench.exchanges) == lost + 5
     assert bench.shown().request_counts.completed == 5
+
+
+async def test_no_file_is_made_of_a_journal_that_the_next_process_removes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    late = bench.run(5)
+    finish = late._finish
+
+    async def late_finish(end: Any) -> None:
+        bench.lease.release(NAME, done=False)
+        assert await bench.run().run()
+        bench.lease.lost = True
+        await finish(end)
+
+    late._finish = late_finish  # type: ignore[method-assign] # as if it were frozen for a while
+    with pytest.raises(CapacityError, match="is lost"):
+        await late.run()
+    assert len(bench.exchanges) == 5
+    assert len(bench.rows(bench.shown().output_file_id)) == 5
+
+
+class Killed(BaseException):
+    """The process is killed."""
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+async def test_a_process_that_is_killed_between_journal_and_output_repeats_no_line(
+    tmp_path: Path, kind: str
+) -> None:
+    bench = Bench(tmp_path)
+    objects = LocalStorage(tmp_path) if kind == "folder" else S3Storage(cast("Any", MemoryStore()), "bucket")
+    bench.move(objects)
+    put = objects.put
+
+    def killed(key: str, pieces: Iterable[bytes]) -> None:
+        if "/contents/" in key:
+            list(pieces)
+            raise Killed
+        put(key, pieces)
+
+    objects.put = killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        await bench.run(5).run()
+    assert bench.shown().status == "finalizing"
+    objects.put = put  # type: ignore[method-assign]
+    bench.lease.release(NAME, done=False)
+    assert await bench.run(5).run()
+    shown = bench.shown()
+    assert (shown.status, len(bench.exchanges)) == ("completed", 5)
+    assert sorted(row["custom_id"] for row in bench.rows(shown.output_file_id)) == [f"c{i}" for i in range(5)]
+    assert objects.names(f"t/journals/{NAME}") == []
 
 
 async def test_results_wait_for_a_storage_that_fails_for_a_while(tmp_path: Path) -> None:
@@ -289,7 +355,9 @@ async def test_a_batch_that_cannot_go_on_is_not_tried_at_once_again(tmp_path: Pa
     async def at_once(step: Callable[[], T]) -> T:
         return step()
 
-    runner = BatchRunner(replace(bench.context(), later=at_once, clock=StoppedClock()), ("t",))
+    runner = BatchRunner(
+        replace(bench.context(), later=at_once, lease_later=at_once, clock=StoppedClock()), ("t",)
+    )
     serving = asyncio.create_task(runner.serve())
     for _ in range(100):
         await asyncio.sleep(0)

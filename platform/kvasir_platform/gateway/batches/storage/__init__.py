@@ -1,1 +1,1 @@
-"""Where files and batches are kept, and leases on the work."""
+"""Where files, batches and the results of lines are kept, and leases on the work."""

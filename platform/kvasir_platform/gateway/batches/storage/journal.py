@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
+from kvasir.core.errors import CapacityError
 from kvasir.ports.storage import ObjectStorage
 
 _MERGED = 64
 """Segments that become one: a batch that runs for a day would leave hundreds of thousands."""
+_LISTINGS = 4
 
 
 class LineResult(Struct, array_like=True, frozen=True):
@@ -45,14 +47,29 @@ class Journal:
         self._segments = 0
 
     def results(self) -> Iterator[LineResult]:
-        """Yield the result of each line that has one, once."""
+        """Yield the result of each line that has one, once. Raise CapacityError if segments vanish all the
+        time."""
         seen: set[int] = set()
-        for name in self._storage.names(self._folder):
-            for row in (self._storage.get(f"{self._folder}/{name}") or b"").splitlines():
-                result = _DECODER.decode(row)
-                if result.number not in seen:
-                    seen.add(result.number)
-                    yield result
+        known: set[str] = set()
+        for _ in range(_LISTINGS):
+            vanished = False
+            for name in self._storage.names(self._folder):
+                if name in known:
+                    continue
+                content = self._storage.get(f"{self._folder}/{name}")
+                if content is None:
+                    # A process that has lost its lease without noticing has merged it with others.
+                    vanished = True
+                    continue
+                known.add(name)
+                for row in content.splitlines():
+                    result = _DECODER.decode(row)
+                    if result.number not in seen:
+                        seen.add(result.number)
+                        yield result
+            if not vanished:
+                return
+        raise CapacityError(f"The journal {self._folder} does not stay.", code="storage_unavailable")
 
     def append(self, results: Sequence[LineResult]) -> None:
         """Store results; they are durable when this returns."""
