@@ -22,10 +22,10 @@ from kvasir.ports.router import (
     BrownoutView,
     CellView,
     DecisionRecord,
+    EndedRequests,
     LinkTransfers,
     PrefixView,
     RegretView,
-    RequestSummary,
     RunningView,
     StreamSink,
     WorkerView,
@@ -98,9 +98,9 @@ class RouterMux:
         found = (router.running_request(request_id) for router in self._routers)
         return next((view for view in found if view is not None), None)
 
-    def ended(self) -> list[RequestSummary]:
+    def ended(self) -> list[EndedRequests]:
         """See RouterPort."""
-        return [summary for router in self._routers for summary in router.ended()]
+        return [ended for router in self._routers for ended in router.ended()]
 
     async def prefixes(self, most: int) -> list[PrefixView]:
         """See RouterPort."""

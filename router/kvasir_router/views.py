@@ -17,10 +17,10 @@ from kvasir.ports.router import (
     BrownoutView,
     CellView,
     DecisionRecord,
+    EndedRequests,
     LinkTransfers,
     PrefixView,
     RegretView,
-    RequestSummary,
     RunningView,
     SharedPrefix,
     WorkerView,
@@ -87,9 +87,9 @@ class RouterViews:
         """See RouterPort."""
         return self._machine.running_request(request_id, self._clock.now())
 
-    def ended(self) -> list[RequestSummary]:
+    def ended(self) -> list[EndedRequests]:
         """See RouterPort."""
-        return self._decisions.summaries()
+        return [self._decisions.latest]
 
     async def prefixes(self, most: int) -> list[PrefixView]:
         """See RouterPort."""

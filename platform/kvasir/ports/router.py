@@ -18,6 +18,7 @@ from kvasir.ports.views.decisions import (
     PhaseRecord,
     RegretView,
 )
+from kvasir.ports.views.ended import EndedRequests
 from kvasir.ports.views.fleet import (
     HEALTH_STATES,
     NO_BROWNOUT,
@@ -49,6 +50,7 @@ __all__ = [
     "CellModelView",
     "CellView",
     "DecisionRecord",
+    "EndedRequests",
     "HealthView",
     "Lane",
     "LinkTransfers",
@@ -194,9 +196,9 @@ class RouterPort(RequestPort, Protocol):
         microseconds for each request that is returned, however many run."""
         ...
 
-    def ended(self) -> list[RequestSummary]:
-        """Return the summaries of the requests that ended last, of each model from the earliest to the
-        latest: those whose decisions are kept."""
+    def ended(self) -> list[EndedRequests]:
+        """Return, for each model, the summaries of the requests that ended last: those whose decisions are
+        kept."""
         ...
 
     def running_request(self, request_id: str) -> RunningView | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain
 
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import AdmissionView, RequestSummary, RouterPort
+from kvasir.ports.router import AdmissionView, EndedRequests, RouterPort
 from kvasir_router.regions.reports import CellReport, ModelReport, encode_report
 
 KEPT_S = 0.25
@@ -82,12 +82,12 @@ class OwnReports:
         )
 
 
-def prefill_rates(ended: Iterable[RequestSummary]) -> dict[str, float]:
-    """Return the prompt tokens that one worker computed in a second, by model, over the requests that ended
-    last."""
+def prefill_rates(ended: Iterable[EndedRequests]) -> dict[str, float]:
+    """Return the prompt tokens that one worker computed in a second, by model, over the requests of each that
+    ended last."""
     tokens: Counter[str] = Counter()
     seconds: dict[str, float] = {}
-    for summary in islice(reversed(list(ended)), _ENDED):
+    for summary in chain.from_iterable(of_model[-_ENDED:] for of_model in ended):
         computed = summary.usage.prompt_tokens - summary.usage.cached_tokens
         if summary.computed_s > 0 and computed > 0:
             tokens[summary.model] += computed

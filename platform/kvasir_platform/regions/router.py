@@ -20,9 +20,9 @@ from kvasir.ports.router import (
     BrownoutView,
     CellView,
     DecisionRecord,
+    EndedRequests,
     PrefixView,
     RegretView,
-    RequestSummary,
     RouterPort,
     RunningView,
     StreamSink,
@@ -192,7 +192,7 @@ class RegionRouter:
         """See RouterPort."""
         return self._router.running_request(request_id)
 
-    def ended(self) -> list[RequestSummary]:
+    def ended(self) -> list[EndedRequests]:
         """See RouterPort."""
         return self._router.ended()
 

@@ -19,6 +19,7 @@ from kvasir.ports.routing import (
     SCORE,
     Candidates,
     FloatColumn,
+    IntColumn,
     Plan,
     RequestView,
     RoutingTarget,
@@ -62,27 +63,29 @@ class Decided(NamedTuple):
 class DecisionEntry:
     """One decision. The rows of its tables are places in `targets`. For the same places, `about` has the pool
     and the KV state, `facts` a row for each of _FACTS, `rates` a row for each of _RATES, and `tiers` a column
-    for each of _TIERS. `regret` and `better`, the places that would have cost less, are set by judging."""
+    for each of _TIERS. `regret` and `better`, the places that would have cost less, are set by judging.
+
+    The figures are kept as bytes: made and freed with each request, an array takes eight times as long."""
 
     __slots__ = (
+        "_facts",
+        "_rates",
+        "_tiers",
         "about",
         "attempt",
         "better",
         "choices",
         "decided",
-        "facts",
         "judged",
         "omitted",
         "output_tokens",
         "plan",
         "prompt_tokens",
-        "rates",
         "regret",
         "slo",
         "summary",
         "tables",
         "targets",
-        "tiers",
     )
 
     def __init__(
@@ -108,22 +111,37 @@ class DecisionEntry:
         self.better: tuple[str, ...] = ()
         tables = plan.tables or _unscored(candidates, plan)
         self.omitted: int = sum([max(0, len(table.rows) - PLACES) for table in tables])
-        self.facts = np.array(_FACTS_OF(candidates))
-        self.rates = np.array(_RATES_OF(candidates.rates))
-        self.tiers = candidates.tier_tokens.copy()
+        self._facts = b"".join([column.tobytes() for column in _FACTS_OF(candidates)])
+        self._rates = b"".join([column.tobytes() for column in _RATES_OF(candidates.rates)])
+        self._tiers = candidates.tier_tokens.tobytes()
         self.targets = candidates.targets
         if len(candidates) > PLACES:
             # The kept arrays must not grow with the fleet.
             tables = tuple([_trimmed(table, candidates, plan) for table in tables])
             rows = np.concatenate([table.rows for table in tables])
-            self.facts, self.tiers = self.facts[:, rows], self.tiers[rows]
-            self.rates = self.rates[:, rows]
+            kept = self.facts[:, rows], self.rates[:, rows], self.tiers[rows]
+            self._facts, self._rates, self._tiers = [each.tobytes() for each in kept]
             self.targets = tuple([candidates.targets[row] for row in rows.tolist()])
             tables = _renumbered(tables)
             plan = replace(plan, tables=())
         self.plan = plan
         self.tables = tables
         self.about = tuple([about(target.worker_id) for target in self.targets])
+
+    @property
+    def facts(self) -> IntColumn:
+        """_FACTS x places."""
+        return np.frombuffer(self._facts, dtype=np.int64).reshape(len(_FACTS), -1)
+
+    @property
+    def rates(self) -> FloatColumn:
+        """_RATES x places."""
+        return np.frombuffer(self._rates, dtype=np.float64).reshape(len(_RATES), -1)
+
+    @property
+    def tiers(self) -> IntColumn:
+        """Places x _TIERS."""
+        return np.frombuffer(self._tiers, dtype=np.int64).reshape(-1, len(_TIERS))
 
     def streams(self, place: int) -> int:
         """Return the sequences that decoded at a place."""

@@ -5,10 +5,10 @@ Decisions of requests in flight are always kept, and of ended ones as many as th
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
-from kvasir.ports.router import DecisionRecord, RegretView, RequestSummary
+from kvasir.ports.router import DecisionRecord, EndedRequests, RegretView, RequestSummary
 from kvasir.ports.routing import Candidates, Plan, RequestView
 from kvasir_router.fleet.decision_entry import About, Decided, DecisionEntry, record_of
 from kvasir_router.fleet.judgement import JudgementBudget, RegretTotals, kept_regret
@@ -36,11 +36,12 @@ class DecisionLog:
         self._on_decision = on_decision
         self._live: dict[str, DecisionEntry] = {}
         self._ended: OrderedDict[str, DecisionEntry] = OrderedDict()
-        self._summaries: deque[RequestSummary] = deque(maxlen=capacity)
         self._about: tuple[tuple[str, str], ...] = ()
         self._totals = RegretTotals()
         self._budget = JudgementBudget()
         self.stopwatch = stopwatch
+        self.latest = EndedRequests(capacity)
+        """The summaries of the ended requests that are kept."""
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ended)
@@ -79,13 +80,8 @@ class DecisionLog:
         self._ended[summary.request_id] = entry
         if len(self._ended) > self._capacity:
             self._ended.popitem(last=False)
-        self._summaries.append(summary)
+        self.latest.add(summary)
         return entry
-
-    def summaries(self) -> list[RequestSummary]:
-        """Return the summaries of the ended requests that are kept, from the earliest to the latest."""
-        # In the dictionary, each is behind several objects that have not been used for long.
-        return list(self._summaries)
 
     def regret(self) -> RegretView:
         """Return the regret of the decisions that were judged as their requests ended."""

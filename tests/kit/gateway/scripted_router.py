@@ -21,6 +21,7 @@ from kvasir.ports.router import (
     BrownoutView,
     CellView,
     DecisionRecord,
+    EndedRequests,
     PrefixView,
     RegretView,
     RequestSummary,
@@ -268,9 +269,13 @@ class ScriptedRouter:
         found = (each for each in self.running(len(self.streams)) if each.so_far.request_id == request_id)
         return next(found, None)
 
-    def ended(self) -> list[RequestSummary]:
-        """`summaries`."""
-        return list(self.summaries)
+    def ended(self) -> list[EndedRequests]:
+        """`summaries`, of each model."""
+        models = {summary.model for summary in self.summaries}
+        return [
+            EndedRequests.of(each for each in self.summaries if each.model == model)
+            for model in sorted(models)
+        ]
 
     async def prefixes(self, most: int) -> list[PrefixView]:
         """There is no index."""

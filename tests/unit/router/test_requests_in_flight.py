@@ -47,7 +47,7 @@ async def test_running_and_ended_requests_are_listed_in_the_order_of_their_arriv
             for stream in streams:
                 await stream.ended.wait()
         assert router.running(4) == []
-        ended = router.ended()
+        (ended,) = router.ended()
         assert {summary.request_id for summary in ended} == {f"r{i}" for i in range(6)}
         assert {(summary.tenant, summary.route_arm) for summary in ended} == {
             ("acme", ("chat", "kvasir-tiny"))

@@ -61,7 +61,12 @@ class DecisionPages:
 
     def _timelines(self, names: Sequence[str]) -> list[RequestTimeline]:
         asked, found = frozenset(names), []
-        ended = {each.request_id: each for each in self._router.ended() if each.request_id in asked}
+        ended = {
+            each.request_id: each
+            for of_model in self._router.ended()
+            for each in of_model
+            if each.request_id in asked
+        }
         for name in names:
             if (view := self._router.running_request(name)) is not None:
                 found.append(timeline_of(view.so_far, view.phase, view.prompt_tokens, view.output_tokens))

@@ -3,10 +3,13 @@ and whether that was on one worker. A pure function, for the verdict on a deploy
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvasir.ports.router import RequestSummary
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.ports.router import EndedRequests, RequestSummary
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.missed_slo import SloMiss, slo_miss
 from kvasir_platform.gateway.openai.schema.operation import StatusProblem
@@ -47,18 +50,18 @@ _ITL: Mapping[str, tuple[str, str]] = {
 """By the cause of a miss: what takes the time, and the remedy."""
 
 
-def problems_of_requests(ended: Sequence[RequestSummary], now: float) -> Iterator[StatusProblem]:
-    """Yield what is wrong with each model. `ended` are the requests that ended last, of each model from the
-    earliest to the latest, and `now` reads the clock of their times."""
-    by_model = defaultdict[str, tuple[list[RequestSummary], list[RequestSummary]]](lambda: ([], []))
-    for summary in ended:
-        earlier, recent = by_model[summary.model]
-        (recent if now - summary.finished_s <= _RECENT_S else earlier).append(summary)
-    for model, (earlier, recent) in by_model.items():
-        if len(recent) >= _LEAST:
-            yield from _misses(model, recent[-_MOST:])
-            yield from _cold(model, earlier, recent)
-            yield from _cross_role(model, recent[-_MOST:])
+def problems_of_requests(ended: Sequence[EndedRequests], now: float) -> Iterator[StatusProblem]:
+    """Yield what is wrong with each model. `ended` are the requests of each that ended last, and `now` reads
+    the clock of their times."""
+    for of_model in ended:
+        recent = now - of_model.column("finished_s") <= _RECENT_S
+        newest = np.flatnonzero(recent)[-_MOST:].tolist()
+        if len(newest) >= _LEAST:
+            judged = [of_model[row] for row in newest]
+            model = judged[-1].model
+            yield from _misses(model, judged)
+            yield from _cold(model, of_model, recent)
+            yield from _cross_role(model, judged)
 
 
 def _misses(model: str, recent: Sequence[RequestSummary]) -> Iterator[StatusProblem]:
@@ -110,12 +113,11 @@ def _one_worker(misses: Sequence[SloMiss], recent: Sequence[RequestSummary]) -> 
     return worker if served < _ON_ONE * len(recent) else None
 
 
-def _cold(
-    model: str, earlier: Sequence[RequestSummary], recent: Sequence[RequestSummary]
-) -> Iterator[StatusProblem]:
-    if len(earlier) < _LEAST:
+def _cold(model: str, ended: EndedRequests, recent: NDArray[np.bool_]) -> Iterator[StatusProblem]:
+    if np.count_nonzero(~recent) < _LEAST:
         return
-    before, after = _hit_rate(earlier), _hit_rate(recent)
+    prompt, cached = ended.column("prompt_tokens"), ended.column("cached_tokens")
+    before, after = (_hit_rate(prompt[rows], cached[rows]) for rows in (~recent, recent))
     if before >= _WARM and after < _COLDER * before:
         text = (
             f"the prefix caches of {model} are cold: {after:.0%} of prompt tokens were cached in the last "
@@ -125,9 +127,9 @@ def _cold(
         yield StatusProblem("warning", "cold_cache", model, text, remedy)
 
 
-def _hit_rate(requests: Sequence[RequestSummary]) -> float:
-    prompt = sum(each.usage.prompt_tokens for each in requests)
-    return sum(each.usage.cached_tokens for each in requests) / prompt if prompt else 0.0
+def _hit_rate(prompt_tokens: NDArray[np.float64], cached_tokens: NDArray[np.float64]) -> float:
+    prompt = float(prompt_tokens.sum())
+    return float(cached_tokens.sum()) / prompt if prompt else 0.0
 
 
 def _cross_role(model: str, recent: Sequence[RequestSummary]) -> Iterator[StatusProblem]:

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from kvasir.ports.clock import Clock
-from kvasir.ports.router import RequestSummary, RouterPort, RunningView
+from kvasir.ports.router import EndedRequests, RequestSummary, RouterPort, RunningView
+from kvasir.ports.views.ended import EndedColumn
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.operation import FinishedRequest, RequestsPage, RunningRequest
 from kvasir_platform.gateway.operator.timelines import rounded
@@ -38,8 +39,8 @@ class RequestPages:
             in_flight=router.in_flight,
             queued=sum(queue.queued + queue.parked for queue in queues),
             running=[_running(view) for view in running[:MOST_RUNNING]],
-            slowest=[_finished(each, now) for each in _most(ended, [_lasted_s(each) for each in ended])],
-            latest=[_finished(each, now) for each in _most(ended, [each.finished_s for each in ended])],
+            slowest=[_finished(each, now) for each in _most(ended, "lasted_s")],
+            latest=[_finished(each, now) for each in _most(ended, "finished_s")],
         )
         exchange.respond(200, msgspec.json.encode(page))
 
@@ -48,15 +49,18 @@ def _lasted_s(summary: RequestSummary) -> float:
     return summary.finished_s - summary.arrival_s
 
 
-def _most(ended: Sequence[RequestSummary], figures: list[float]) -> list[RequestSummary]:
-    """Return the requests with the largest figures, the largest first."""
-    column = np.array(figures)
-    largest = np.arange(len(column))
-    if len(column) > MOST_ENDED:
-        # Thousands are not sorted for the sake of a few: this is read every second.
-        largest = np.argpartition(column, -MOST_ENDED)[-MOST_ENDED:]
-    order = largest[np.argsort(-column[largest], kind="stable")]
-    return [ended[at] for at in order.tolist()]
+def _most(ended: Sequence[EndedRequests], name: EndedColumn) -> list[RequestSummary]:
+    """Return the requests of all models with the largest figures, the largest first."""
+    found: list[tuple[float, RequestSummary]] = []
+    for of_model in ended:
+        column = of_model.column(name)
+        largest = np.arange(len(column))
+        if len(column) > MOST_ENDED:
+            # Thousands are not sorted for the sake of a few: this is read every second.
+            largest = np.argpartition(column, -MOST_ENDED)[-MOST_ENDED:]
+        found += [(column.item(row), of_model[row]) for row in largest.tolist()]
+    found.sort(key=lambda each: -each[0])
+    return [summary for _, summary in found[:MOST_ENDED]]
 
 
 def _queued_s(summary: RequestSummary) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir.core.kv import KvState
-from kvasir.ports.router import AdmissionView, CellView, RequestSummary, WorkerView
+from kvasir.ports.router import AdmissionView, CellView, EndedRequests, WorkerView
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, Severity, StatusProblem, StatusVerdict
 from kvasir_platform.gateway.operator.recent_requests import problems_of_requests
 
@@ -41,8 +41,9 @@ _LEADS = {"down": "Requests fail", "degraded": "Service is degraded", "warning":
 class StatusFacts:
     """What is judged. `readiness` says by model what is missing to serve it, None if nothing is;
     `certificates` has the seconds that each certificate file is still valid; `now` reads the clock of the
-    workers' and requests' times. `ended` are the requests that ended last, `tenants` has the accepted
-    requests of each tenant that have not ended. `cells` are those of a deployment over several regions."""
+    workers' and requests' times. `ended` are the requests of each model that ended last, `tenants` has the
+    accepted requests of each tenant that have not ended. `cells` are those of a deployment over several
+    regions."""
 
     now: float = 0.0
     stopping: bool = False
@@ -55,7 +56,7 @@ class StatusFacts:
     discovery_stale_s: float = 0.0
     limits_shared: bool | None = None
     certificates: Mapping[str, float] = field(default_factory=dict)
-    ended: Sequence[RequestSummary] = ()
+    ended: Sequence[EndedRequests] = ()
     tenants: Mapping[str, int] = field(default_factory=dict)
     cells: Sequence[CellView] = ()
 

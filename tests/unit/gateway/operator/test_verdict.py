@@ -10,7 +10,14 @@ import pytest
 
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.requests import EngineLoad, SloClass, Usage
-from kvasir.ports.router import AdmissionView, BrownoutView, HealthView, RequestSummary, WorkerView
+from kvasir.ports.router import (
+    AdmissionView,
+    BrownoutView,
+    EndedRequests,
+    HealthView,
+    RequestSummary,
+    WorkerView,
+)
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir_platform.gateway.openai.schema.operation import PoolSize
 from kvasir_platform.gateway.operator.verdict import StatusFacts, problems_of, verdict_of
@@ -59,7 +66,7 @@ BEFORE = replace(ENDED, arrival_s=10.0, finished_s=11.0)
 
 
 def with_ended(*ended: RequestSummary) -> StatusFacts:
-    return replace(WELL, ended=ended)
+    return replace(WELL, ended=[EndedRequests.of(ended)])
 
 
 def late(summary: RequestSummary, seconds: float, **more: float) -> RequestSummary:

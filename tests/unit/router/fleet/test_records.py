@@ -254,7 +254,7 @@ def test_the_summaries_of_the_requests_that_ended_last_are_listed_in_their_order
     for name in ("b", "a", "c"):
         log.ended(summary(name))
     log.ended(summary("never placed"))
-    assert [each.request_id for each in log.summaries()] == ["a", "c"]
+    assert [each.request_id for each in log.latest] == ["a", "c"]
 
 
 def test_records_have_the_states_of_workers_as_they_were_at_their_decisions(log: DecisionLog) -> None:
