@@ -149,7 +149,7 @@ SCALING = Scenario(
         *names(
             "3 workers of a node, {variant}: {figure}",
             variant=_VOLUME,
-            figure=("read from the volume", "CPU of all", "until the last has started"),
+            figure=("read from the volume", "CPU of all", "until the last has its weights"),
         ),
         *names(
             "engine start, weights {variant}: {figure}",

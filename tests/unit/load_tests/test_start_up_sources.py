@@ -13,7 +13,7 @@ import pytest
 from load_tests.scenarios.sources import node, streaming
 from load_tests.scenarios.sources.bucket import BUCKET, SlowBucket, listing, part
 from load_tests.scenarios.sources.link import SlowLink
-from load_tests.scenarios.sources.node import NodeStarts
+from load_tests.scenarios.sources.node import NodeReads
 from load_tests.scenarios.sources.streaming import ObjectStart
 from load_tests.scenarios.sources.volume import SlowVolume, may_mount
 from load_tests.suite.catalog import SCENARIOS
@@ -138,9 +138,9 @@ def test_each_mount_of_a_volume_reads_a_file_once(model: Path, tmp_path: Path) -
 def test_rows_of_a_volume_have_their_floor_and_are_declared() -> None:
     size = 500_000_000
     found = {
-        "own": [NodeStarts(3 * size, 60.0, 80.0)],
-        "cached": [NodeStarts(size, 66.0, 40.0)],
-        "shared": [NodeStarts(size, 60.0, 40.0)],
+        "own": [NodeReads(3 * size, 60.0, 80.0)],
+        "cached": [NodeReads(size, 66.0, 40.0)],
+        "shared": [NodeReads(size, 60.0, 40.0)],
     }
     rows = {row.name: row for row in node.rows(found, size)}
     assert {name for name in SCENARIOS["scaling"].rows if "workers of a node" in name} == set(rows)
@@ -151,9 +151,9 @@ def test_rows_of_a_volume_have_their_floor_and_are_declared() -> None:
     assert rows[f"{plain}: read from the volume"].ratio == 3.0
     assert rows[f"{plain}: read from the volume"].met is None
     assert rows[f"{cached}: read from the volume"].met
-    assert rows[f"{cached}: until the last has started"].ratio == 0.5
+    assert rows[f"{cached}: until the last has its weights"].ratio == 0.5
     assert rows[f"{cached}: CPU of all"].ratio == pytest.approx(1.1)
-    found["cached"] = [NodeStarts(2 * size, 66.0, 40.0)]
+    found["cached"] = [NodeReads(2 * size, 66.0, 40.0)]
     again = {row.name: row for row in node.rows(found, size)}
     assert again[f"{cached}: read from the volume"].met is False
 
