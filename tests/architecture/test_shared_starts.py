@@ -22,8 +22,8 @@ class Log:
     stacks: list[Any] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def up(self, home: Path, flag: str, file: str) -> Iterator[Any]:
-        assert flag == "-f"
+    def up(self, home: Path, flag: str, file: str, headers: object) -> Iterator[Any]:
+        assert (flag, headers) == ("-f", None)
         spec = Path(file).read_text()
         self.said.append(f"start {spec}")
         self.stacks.append(SimpleNamespace(ended=False))

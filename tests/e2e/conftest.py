@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.kit.gateway.otlp_collector import Collector, collector
 from tests.kit.lab.invariants import invariant_violations
-from tests.kit.shared.deployments import DEFAULT, SEVERAL_MODELS, StackRegistry
+from tests.kit.shared.deployments import DEFAULT, OPERATOR, SEVERAL_MODELS, StackRegistry, speaking
 from tests.kit.stack import Stack, start_stack
 from tests.kit.suite.schedule import GroupEnds
 
@@ -83,6 +83,18 @@ def stack(stacks: StackRegistry, traces: Collector) -> Stack:
 def models(stacks: StackRegistry) -> Stack:
     """Several models, of simulated engines and of one that embeds."""
     return stacks.running(SEVERAL_MODELS)
+
+
+@pytest.fixture(scope="session")
+def speaking_spec(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """See `speaking` of tests/kit/shared/deployments.py."""
+    return speaking(tmp_path_factory.mktemp("speaking"))
+
+
+@pytest.fixture(scope="module", name="speaking")
+def speaking_stack(stacks: StackRegistry, speaking_spec: str) -> Stack:
+    """Tools, reasoning and tenants, on engines over one node and over two."""
+    return stacks.running(speaking_spec, OPERATOR)
 
 
 @pytest.fixture(autouse=True)

@@ -144,11 +144,13 @@ def start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None =
 
 
 def _count_engines(home: Path) -> None:
-    """Count the replicas of vLLM that a deployment has had, each of which has left a log."""
+    """Count the replicas of vLLM that a deployment has had, each of which has left a log on each node."""
     for spec in home.glob("*/deployment.json"):
         for pool in json.loads(spec.read_text())["pools"]:
-            if pool.get("engine", {}).get("kind", "vllm") == "vllm":
-                for _ in spec.parent.glob(f"logs/worker-{pool['name']}-*.log"):
+            engine = pool.get("engine", {})
+            if engine.get("kind", "vllm") == "vllm":
+                logs = list(spec.parent.glob(f"logs/worker-{pool['name']}-*.log"))
+                for _ in logs[:: engine.get("nodes", 1)]:
                     count_start("engines of vLLM", f"{home.name}: {pool['name']}")
 
 

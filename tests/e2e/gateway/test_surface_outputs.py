@@ -10,14 +10,12 @@ the names of the marks between which models reason.
 from __future__ import annotations
 
 import base64
-import hashlib
 import itertools
 import json
 import math
 import re
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
@@ -26,41 +24,15 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from tests.kit.footprint import Footprint
-from tests.kit.gateway.chats import AT_ONCE, MODEL, USER, called, chat, thinking_model
-
-from kvasir.config.load.model_files import resolve_model
+from tests.kit.gateway.chats import AT_ONCE, MODEL, USER, called, chat
+from tests.kit.shared.deployments import KEYS
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 END = (1, 6)
-KEYS = {"app": "sk-app", "slow": "sk-slow", "bound": "sk-bound", "": "sk-operator"}
-SPEC = f"""
-model: {{source: SOURCE, served_name: {MODEL}, dtype: float32, max_model_len: 2048}}
-disaggregation: never
-models: [{{name: vectors, dtype: float32, max_model_len: 256, matryoshka: true}}]
-pools:
-  - name: speaking
-    role: both
-    engine:
-      kv_cache_bytes: 33554432
-      max_num_seqs: 16
-      threads: 1
-      tool_parser: hermes
-      reasoning_parser: qwen3
-      compact_json: true
-  - {{name: vectors, role: embed, model: vectors,
-     engine: {{kind: sim}}}}
-tenancy:
-  tenants:
-    - {{name: app}}
-    - {{name: slow, requests_per_min: 2}}
-    - {{name: bound, models: [{MODEL}], max_output_tokens: 8}}
-gateway: {{api_keys_file: KEYS_FILE}}
-"""
 
 
 class Person(BaseModel):
@@ -97,19 +69,8 @@ THOUGHTFUL = {"continue_final_message": True, "add_generation_prompt": False, "t
 
 
 @pytest.fixture(scope="module")
-def stack(start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("surface")
-    keys, spec = home / "keys", home / "kvasir.yaml"
-    lines = (
-        f"{hashlib.sha256(key.encode()).hexdigest()}{f' tenant={tenant}' if tenant else ''}"
-        for tenant, key in KEYS.items()
-    )
-    keys.write_text("\n".join(lines) + "\n")
-    keys.chmod(0o600)
-    source = thinking_model(resolve_model(MODEL), home / "model")
-    spec.write_text(SPEC.replace("KEYS_FILE", str(keys)).replace("SOURCE", str(source)))
-    with start_stack(home, "-f", str(spec), headers={"authorization": f"Bearer {KEYS['']}"}) as running:
-        yield running
+def stack(speaking: Stack) -> Stack:
+    return speaking
 
 
 Connect = Callable[[str], openai.OpenAI]

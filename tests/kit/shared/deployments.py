@@ -6,11 +6,19 @@ Files that share one are a group of the schedule (tests/kit/suite/schedule.py), 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.kit.gateway.chats import MODEL, thinking_model
 from tests.kit.stack import ADAPTER, CONTEXT, Stack
 
+from kvasir.config.load.model_files import resolve_model
+
+_SPOKEN = (
+    "threads: 1, kv_cache_bytes: 33554432, max_num_seqs: 16, "
+    "tool_parser: hermes, reasoning_parser: qwen3, compact_json: true"
+)
 DEFAULT = f"""
 model: {{dtype: float32, max_model_len: {CONTEXT}}}
 lora: [{{name: pirate, path: "{ADAPTER}"}}]
@@ -50,6 +58,48 @@ worker: {drain_s: 3}
 """
 """Two models that generate, simulated and slow, so that a few clients are a load, and a real one that embeds.
 The second one's pool scales."""
+SPEAKING = f"""
+model: {{source: SOURCE, served_name: {MODEL}, dtype: float32, max_model_len: 2048}}
+# This policy disaggregates what it can; requests that must run whole on one worker take turns.
+disaggregation: auto
+routing: {{policy: round_robin}}
+worker: {{drain_s: 60}}
+models: [{{name: vectors, dtype: float32, max_model_len: 256, matryoshka: true}}]
+pools:
+  - name: both
+    role: both
+    cpus: 0.1
+    engine: {{tensor_parallel_size: 2, nodes: 2, {_SPOKEN}}}
+  - name: decode
+    role: decode
+    cpus: 0.1
+    engine: {{{_SPOKEN}}}
+  - {{name: vectors, role: embed, model: vectors, engine: {{kind: sim}}}}
+tenancy:
+  tenants:
+    - {{name: app}}
+    - {{name: slow, requests_per_min: 2}}
+    - {{name: bound, models: [{MODEL}], max_output_tokens: 8}}
+gateway: {{api_keys_file: KEYS_FILE}}
+"""
+"""Tools, reasoning and tenants with keys, on an engine over two nodes and on one that decodes what the former
+prefills. Beside them a model that embeds, which is simulated."""
+KEYS = {"app": "sk-app", "slow": "sk-slow", "bound": "sk-bound", "": "sk-operator"}
+"""Keys of the tenants of `SPEAKING`, and that of its operator."""
+OPERATOR = {"authorization": f"Bearer {KEYS['']}"}
+
+
+def speaking(folder: Path) -> str:
+    """`SPEAKING` with keys and a model, which are made in `folder`."""
+    keys = folder / "keys"
+    lines = (
+        f"{hashlib.sha256(key.encode()).hexdigest()}{f' tenant={tenant}' if tenant else ''}"
+        for tenant, key in KEYS.items()
+    )
+    keys.write_text("\n".join(lines) + "\n")
+    keys.chmod(0o600)
+    source = thinking_model(resolve_model(MODEL), folder / "model")
+    return SPEAKING.replace("KEYS_FILE", str(keys)).replace("SOURCE", str(source))
 
 
 class StackRegistry:
@@ -65,14 +115,18 @@ class StackRegistry:
         self._open = contextlib.ExitStack()
         self._running: tuple[str, Stack] | None = None
 
-    def running(self, spec: str) -> Stack:
-        """The deployment of this spec, started unless it runs already; another one is stopped before."""
+    def running(self, spec: str, headers: Mapping[str, str] | None = None) -> Stack:
+        """The deployment of this spec, started unless it runs already; another one is stopped before. Its
+        pages are asked for with `headers`."""
         if self._running is None or self._running[0] != spec or self._running[1].ended:
             self.stop()
             home = self._folder()
             file = home / "kvasir.yaml"
             file.write_text(spec)
-            self._running = spec, self._open.enter_context(self._start(home, "-f", str(file)))
+            self._running = (
+                spec,
+                self._open.enter_context(self._start(home, "-f", str(file), headers=headers)),
+            )
         return self._running[1]
 
     def stop(self) -> None:
