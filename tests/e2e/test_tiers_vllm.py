@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,16 @@ import psutil
 import pytest
 import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts
+from tests.kit.engines.lost_worker import GREEDY, lost_worker
 from tests.kit.engines.recorder import Recorded
 from tests.kit.lab.redis_server import RedisServer
-from tests.kit.processes import command_line
 from tests.kit.shared.engines import EngineRegistry, WantedEngine
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.kv import Medium, TierLoad
-from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, Timings, Usage
+from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Timings, Usage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
 
@@ -37,7 +37,6 @@ HELPERS = Path(__file__).parents[1] / "kit" / "engines"
 BLOCK = 32
 KV_BYTES = 8 << 20
 MEMORY = CpuTierSpec(bytes=64 << 20)
-GREEDY = Sampling(temperature=0.0, max_tokens=16, ignore_eos=True)
 PATIENCE_S = 30.0
 
 
@@ -88,6 +87,10 @@ class Worker:
         (found,) = [load for load in self.bench.engine.load().tiers if load.medium is medium]
         return found
 
+    async def written(self, blocks: int) -> None:
+        """Return once the disk has been given that many blocks."""
+        await self.until(lambda: self.tier(Medium.DISK).stored_blocks >= blocks)
+
     async def until(self, true: Callable[[], bool]) -> None:
         """Return once it is true, asking the engine for small things meanwhile: idle engines tell nothing."""
         async with asyncio.timeout(PATIENCE_S):
@@ -126,118 +129,172 @@ def timings(done: Recorded) -> Timings:
     return done.last.timings
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cpu(engines: EngineRegistry) -> Worker:
-    """Host memory below an engine that also pulls KV from others."""
-    (bench,) = await engines.running(spec_of(TiersSpec(cpu=MEMORY), decode=True))
-    return Worker(bench, random.Random(11))
-
-
 @dataclass
-class SharedTier:
-    """Two engines over one Redis."""
+class Lost:
+    """What a worker said before it was killed: to a prompt that only the shared Redis holds, and to one that
+    its disk holds too. `left` are its processes that have not exited by themselves since."""
 
-    redis: RedisServer
-    writer: Worker
-    reader: Worker
+    shared_tier: str
+    in_redis: tuple[list[int], list[int]]
+    on_disk: tuple[list[int], list[int]]
+    left: set[int]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk") / "kv"
+
+
+@pytest.fixture(scope="module")
+def tiers(redis: RedisServer, disk: Path) -> TiersSpec:
+    """All of them."""
+    # What is tried is what outlives a worker, and not whether a loaded machine keeps the deadline.
+    files = DiskTierSpec(path=str(disk), lookup_timeout_s=1.0)
+    return TiersSpec(cpu=MEMORY, disk=files, redis=RedisTierSpec(url=redis.url, lookup_timeout_s=0.05))
+
+
+@pytest.fixture(scope="module")
+def lost(tiers: TiersSpec, disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Lost:
+    """A worker on the node, which is killed."""
+    pytest.importorskip("vllm")
+    prompts = FreshPrompts(random.Random(1))
+    with lost_worker(deployment(tiers, decode=True), tmp_path_factory.mktemp("lost")) as worker:
+        shared, kept = prompts.fresh(1400), prompts.fresh(1400)
+        in_redis = shared, worker.ask(shared)
+        gone = [file for file in disk.rglob("*") if file.name.startswith(file.parent.name)]
+        on_disk = kept, worker.ask(kept)
+        left = set(worker.cores) - worker.kill()
+    assert worker.cores, "the engine did not start"
+    for file in gone:
+        file.unlink()
+    return Lost(worker.shared_tier, in_redis, on_disk, left)
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file is there, the engine below gives all blocks one name."""
+    return tmp_path_factory.mktemp("one-name") / "switch"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def shared(
-    tmp_path_factory: pytest.TempPathFactory, engines: EngineRegistry
-) -> AsyncIterator[SharedTier]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as redis:
-        tiers = TiersSpec(cpu=MEMORY, redis=RedisTierSpec(url=redis.url, lookup_timeout_s=0.05))
-        writer, reader = await engines.running(spec_of(tiers, "main-0"), spec_of(tiers, "main-1"))
-        yield SharedTier(redis, Worker(writer, random.Random(1)), Worker(reader, random.Random(2)))
+async def worker(
+    lost: Lost, tiers: TiersSpec, switch: Path, engines: EngineRegistry
+) -> AsyncIterator[Worker]:
+    """The successor of the lost worker, which also pulls KV from others: host memory, a disk and a Redis
+    below it."""
+    from kvasir_workers.connector.tiers import scheduler as tier_scheduler
+    from kvasir_workers.engines.vllm.setup import arguments
+
+    with pytest.MonkeyPatch.context() as patch:
+        # The connector is loaded in this process too, and what it does there must end with the module.
+        names = vars(tier_scheduler)
+        patch.setitem(names, "chain_hashes", names["chain_hashes"])
+        patch.setattr(arguments, "CONNECTOR_MODULE", "one_name_connector")
+        patch.syspath_prepend(HELPERS)
+        path = os.environ.get("PYTHONPATH", "")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HELPERS), path]).rstrip(os.pathsep))
+        patch.setenv("KVASIR_TESTS_ONE_NAME", str(switch))
+        wanted = WantedEngine(deployment(tiers, decode=True), "main", "main-0", variant="one name")
+        (bench,) = await engines.running(wanted)
+        yield Worker(bench, random.Random(11))
+
+
+async def test_a_killed_front_leaves_no_core_behind(lost: Lost) -> None:
+    assert lost.left == set()
 
 
 @pytest.mark.parametrize("length", [33, 64, 700, 1400])
-async def test_an_evicted_prefix_comes_back_from_host_memory(cpu: Worker, length: int) -> None:
-    prompt = cpu.prompt(length)
-    alone = await cpu.alone(prompt)
-    first = await cpu.serve(prompt)
-    await cpu.evict()
-    again = await cpu.serve(prompt)
+async def test_an_evicted_prefix_comes_back_from_host_memory(worker: Worker, length: int) -> None:
+    prompt = worker.prompt(length)
+    alone = await worker.alone(prompt)
+    first = await worker.serve(prompt)
+    await worker.evict()
+    again = await worker.serve(prompt)
     assert first.choice().tokens == again.choice().tokens == alone
     assert usage(first).tier_tokens == 0
     assert usage(again).tier_tokens == usage(again).cached_tokens == (length - 1) // BLOCK * BLOCK
     assert timings(again).tier_s > 0
 
 
-async def test_a_longer_prompt_with_the_same_beginning_loads_the_beginning(cpu: Worker) -> None:
-    prompt = cpu.prompt(640)
-    await cpu.serve(prompt)
-    await cpu.evict()
-    longer = prompt + cpu.prompt(300)
-    done = await cpu.serve(longer)
+async def test_a_longer_prompt_with_the_same_beginning_loads_the_beginning(worker: Worker) -> None:
+    prompt = worker.prompt(640)
+    await worker.serve(prompt)
+    await worker.evict()
+    longer = prompt + worker.prompt(300)
+    done = await worker.serve(longer)
     assert usage(done).tier_tokens == 640
-    assert done.choice().tokens == await cpu.alone(longer)
+    assert done.choice().tokens == await worker.alone(longer)
 
 
-async def test_what_was_generated_comes_back_too(cpu: Worker) -> None:
-    prompt = cpu.prompt(100)
-    done = await cpu.bench.generate(prompt, replace(GREEDY, max_tokens=80))
-    await cpu.evict()
-    turn = [*prompt, *done.choice().tokens, *cpu.prompt(5)]
-    again = await cpu.serve(turn)
+async def test_what_was_generated_comes_back_too(worker: Worker) -> None:
+    prompt = worker.prompt(100)
+    done = await worker.bench.generate(prompt, replace(GREEDY, max_tokens=80))
+    await worker.evict()
+    turn = [*prompt, *done.choice().tokens, *worker.prompt(5)]
+    again = await worker.serve(turn)
     assert usage(again).tier_tokens == (len(prompt) + 79) // BLOCK * BLOCK
-    assert again.choice().tokens == await cpu.alone(turn)
+    assert again.choice().tokens == await worker.alone(turn)
 
 
-async def test_another_salt_finds_nothing(cpu: Worker) -> None:
-    prompt = cpu.prompt(320)
-    await cpu.serve(prompt, salt="one")
-    await cpu.evict()
-    assert usage(await cpu.serve(prompt, salt="other")).cached_tokens == 0
-    await cpu.evict()
-    assert usage(await cpu.serve(prompt, salt="one")).tier_tokens == 288
+async def test_another_salt_finds_nothing(worker: Worker) -> None:
+    prompt = worker.prompt(320)
+    await worker.serve(prompt, salt="one")
+    await worker.evict()
+    assert usage(await worker.serve(prompt, salt="other")).cached_tokens == 0
+    await worker.evict()
+    assert usage(await worker.serve(prompt, salt="one")).tier_tokens == 288
 
 
-async def test_many_at_once_get_their_own_kv(cpu: Worker) -> None:
-    prompts = [cpu.prompt(length) for length in (40, 300, 129, 257, 64, 33)]
-    alone = [await cpu.alone(prompt) for prompt in prompts]
+async def test_many_at_once_get_their_own_kv(worker: Worker) -> None:
+    prompts = [worker.prompt(length) for length in (40, 300, 129, 257, 64, 33)]
+    alone = [await worker.alone(prompt) for prompt in prompts]
     for prompt in prompts:
-        await cpu.serve(prompt)
-    await cpu.evict()
-    done = await asyncio.gather(*(cpu.serve(prompt) for prompt in prompts))
+        await worker.serve(prompt)
+    await worker.evict()
+    done = await asyncio.gather(*(worker.serve(prompt) for prompt in prompts))
     assert [each.choice().tokens for each in done] == alone
     assert [usage(each).tier_tokens for each in done] == [(len(p) - 1) // BLOCK * BLOCK for p in prompts]
 
 
-async def test_a_hinted_prompt_is_fetched_while_it_waits(cpu: Worker) -> None:
-    prompt = cpu.prompt(700)
-    await cpu.serve(prompt)
-    await cpu.evict()
-    request: EngineRequest = replace(cpu.bench.request(prompt, GREEDY), tier_tokens=672)
-    (done,) = await cpu.bench.run(request)
+async def test_a_hinted_prompt_is_fetched_while_it_waits(worker: Worker) -> None:
+    prompt = worker.prompt(700)
+    await worker.serve(prompt)
+    await worker.evict()
+    request: EngineRequest = replace(worker.bench.request(prompt, GREEDY), tier_tokens=672)
+    (done,) = await worker.bench.run(request)
     assert usage(done).tier_tokens == 672
 
 
-async def test_routers_are_told_what_host_memory_holds(cpu: Worker) -> None:
-    kv = cpu.bench.engine.kv
+async def test_routers_are_told_what_host_memory_holds(worker: Worker) -> None:
+    kv = worker.bench.engine.kv
     assert kv is not None
     held: Callable[[int, Medium], int] = kv.held  # type: ignore[attr-defined]
-    await cpu.until(lambda: held(0, Medium.CPU) == cpu.tier(Medium.CPU).blocks > 0)
+    await worker.until(lambda: held(0, Medium.CPU) == worker.tier(Medium.CPU).blocks > 0)
 
 
-async def test_requests_aborted_around_their_load_leak_nothing(cpu: Worker) -> None:
-    prompt = cpu.prompt(1400)
-    alone = await cpu.alone(prompt)
-    await cpu.serve(prompt)
+async def test_requests_aborted_around_their_load_leak_nothing(worker: Worker) -> None:
+    prompt = worker.prompt(1400)
+    alone = await worker.alone(prompt)
+    await worker.serve(prompt)
     for _ in range(6):
-        await cpu.evict()
-        request = cpu.bench.request(prompt, GREEDY)
-        cpu.bench.engine.submit([request])
-        await asyncio.sleep(cpu.rng.random() * 0.01)
-        cpu.bench.engine.abort([request.request_id])
-        await cpu.bench.ended(request.request_id)
-    assert (await cpu.serve(prompt)).choice().tokens == alone
-    assert cpu.bench.engine.load().kv_usage == 0
+        await worker.evict()
+        request = worker.bench.request(prompt, GREEDY)
+        worker.bench.engine.submit([request])
+        await asyncio.sleep(worker.rng.random() * 0.01)
+        worker.bench.engine.abort([request.request_id])
+        await worker.bench.ended(request.request_id)
+    assert (await worker.serve(prompt)).choice().tokens == alone
+    assert worker.bench.engine.load().kv_usage == 0
 
 
-async def test_no_engine_spins_when_nothing_runs(cpu: Worker) -> None:
-    await cpu.serve(cpu.prompt(100))
+async def test_no_engine_spins_when_nothing_runs(worker: Worker) -> None:
+    await worker.serve(worker.prompt(100))
     family = psutil.Process().children(recursive=True)
     before = {process.pid: sum(process.cpu_times()[:2]) for process in family}
     await asyncio.sleep(5)
@@ -245,17 +302,80 @@ async def test_no_engine_spins_when_nothing_runs(cpu: Worker) -> None:
     assert max(spent) < 2.5, spent
 
 
-async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed(cpu: Worker) -> None:
-    prompt = cpu.prompt(500)
-    alone = (await cpu.serve(prompt)).choice().tokens
-    await cpu.evict()
+async def test_after_a_failed_pull_tiers_are_asked_before_anything_is_computed(worker: Worker) -> None:
+    prompt = worker.prompt(500)
+    alone = (await worker.serve(prompt)).choice().tokens
+    await worker.evict()
     garbled = KvHandoff("lease", 1, 10.0, 16, b"garbage")
-    failed = cpu.bench.engine.load().transfers_failed
-    done = await cpu.serve(prompt, leg=Leg.DECODE, handoff=garbled)
+    failed = worker.bench.engine.load().transfers_failed
+    done = await worker.serve(prompt, leg=Leg.DECODE, handoff=garbled)
     assert done.choice().tokens == alone
     assert usage(done).tier_tokens == usage(done).cached_tokens == 480
     assert usage(done).transferred_tokens == 0
-    assert cpu.bench.engine.load().transfers_failed == failed + 1
+    assert worker.bench.engine.load().transfers_failed == failed + 1
+
+
+async def test_a_killed_worker_s_successor_loads_from_its_disk(worker: Worker, lost: Lost) -> None:
+    await worker.until(lambda: worker.tier(Medium.DISK).blocks >= 43)
+    prompt, first = lost.on_disk
+    before = worker.tier(Medium.DISK).loaded_blocks
+    again = await worker.serve(prompt)
+    assert again.choice().tokens == first == await worker.alone(prompt)
+    assert usage(again).tier_tokens == 1376
+    assert worker.tier(Medium.DISK).loaded_blocks == before + 43
+    kv = worker.bench.engine.kv
+    assert kv is not None
+    held: Callable[[int, Medium], int] = kv.held  # type: ignore[attr-defined]
+    await worker.until(lambda: held(0, Medium.DISK) == worker.tier(Medium.DISK).blocks)
+
+
+async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_without_it(
+    worker: Worker, lost: Lost, redis: RedisServer
+) -> None:
+    assert worker.bench.identity.shared_tier == lost.shared_tier != ""
+    prompt, first = lost.in_redis
+    before = worker.tier(Medium.REMOTE).loaded_blocks
+    again = await worker.serve(prompt)
+    assert again.choice().tokens == first == await worker.alone(prompt)
+    assert usage(again).tier_tokens == 1376
+    assert worker.tier(Medium.REMOTE).loaded_blocks == before + 43
+    assert usage(await worker.serve(prompt, salt="other tenant")).cached_tokens == 0
+
+    redis.freeze()
+    for _ in range(4):
+        before = worker.tier(Medium.DISK).stored_blocks
+        assert timings(await worker.serve(worker.prompt(300))).tier_s < 0.1
+        # Nothing waits for the disk.
+        await worker.written(before + 9)
+    redis.thaw()
+    redis.kill()
+    assert (await worker.serve(prompt)).choice().tokens == first
+    await worker.serve(worker.prompt(300))
+    await worker.until(lambda: worker.tier(Medium.REMOTE).trouble != "")
+
+
+async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(
+    worker: Worker, redis: RedisServer
+) -> None:
+    redis.close()
+    await worker.serve(worker.prompt(300))
+    await worker.until(lambda: worker.tier(Medium.REMOTE).trouble != "")
+    redis.start()
+    async with asyncio.timeout(PATIENCE_S * 3):
+        while worker.tier(Medium.REMOTE).trouble:
+            await asyncio.sleep(0.05)
+
+
+async def test_prompts_forced_onto_one_name_share_no_kv(worker: Worker, switch: Path) -> None:
+    switch.touch()
+    prompts = [worker.prompt(700) for _ in range(3)]
+    alone = [await worker.alone(prompt) for prompt in prompts]
+    before = worker.tier(Medium.CPU).loaded_blocks
+    for _ in range(2):
+        for prompt, tokens in zip(prompts, alone, strict=True):
+            assert (await worker.serve(prompt)).choice().tokens == tokens
+            await worker.evict()
+    assert worker.tier(Medium.CPU).loaded_blocks > before
 
 
 async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_tokens(
@@ -276,96 +396,6 @@ async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_to
         assert load.swapped_in > 0
         assert load.recomputed > 0
         assert load.swapped_in + load.recomputed == load.preemptions
-
-
-async def test_what_one_worker_computed_another_loads_from_redis_and_serves_on_without_it(
-    shared: SharedTier,
-) -> None:
-    redis, writer, reader = shared.redis, shared.writer, shared.reader
-    assert writer.bench.identity.shared_tier == reader.bench.identity.shared_tier != ""
-    prompt = writer.prompt(1400)
-    first = await writer.serve(prompt)
-    await writer.until(lambda: writer.tier(Medium.REMOTE).stored_blocks >= 43)
-    again = await reader.serve(prompt)
-    assert again.choice().tokens == first.choice().tokens == await reader.alone(prompt)
-    assert usage(again).tier_tokens == 1376
-    assert reader.tier(Medium.REMOTE).loaded_blocks == 43
-    assert usage(await reader.serve(prompt, salt="other tenant")).cached_tokens == 0
-
-    redis.freeze()
-    fresh = [reader.prompt(300) for _ in range(4)]
-    done = [await reader.serve(each) for each in fresh]
-    assert all(timings(each).tier_s < 0.1 for each in done)
-    redis.thaw()
-    redis.kill()
-    assert (await reader.serve(prompt)).choice().tokens == first.choice().tokens
-    await reader.serve(reader.prompt(300))
-    await reader.until(lambda: reader.tier(Medium.REMOTE).trouble != "")
-
-
-async def test_an_idle_engine_says_by_itself_that_its_tier_is_well_again(shared: SharedTier) -> None:
-    redis, worker = shared.redis, shared.writer
-    redis.close()
-    await worker.serve(worker.prompt(300))
-    await worker.until(lambda: worker.tier(Medium.REMOTE).trouble != "")
-    redis.start()
-    async with asyncio.timeout(PATIENCE_S * 3):
-        while worker.tier(Medium.REMOTE).trouble:
-            await asyncio.sleep(0.05)
-
-
-async def test_a_killed_worker_s_successor_loads_from_its_disk(tmp_path: Path, running: Running) -> None:
-    # What is tried is what outlives the worker, and not whether a loaded machine keeps the deadline.
-    disk = DiskTierSpec(path=str(tmp_path / "kv"), lookup_timeout_s=1.0)
-    tiers = TiersSpec(cpu=MEMORY, disk=disk)
-    others = set(psutil.Process().children(recursive=True))
-    async with running(tiers) as worker:
-        prompt = worker.prompt(1400)
-        first = (await worker.serve(prompt)).choice().tokens
-        await worker.until(lambda: worker.tier(Medium.DISK).stored_blocks >= 43)
-        for process in set(psutil.Process().children(recursive=True)) - others:
-            with suppress(psutil.NoSuchProcess):
-                if "resource_tracker" not in command_line(process):
-                    process.kill()
-        await worker.bench.engine.wait_failed()
-    async with running(tiers, seed=3) as successor:
-        await successor.until(lambda: successor.tier(Medium.DISK).blocks >= 43)
-        again = await successor.serve(prompt)
-        assert again.choice().tokens == first == await successor.alone(prompt)
-        assert usage(again).tier_tokens == 1376
-        kv = successor.bench.engine.kv
-        assert kv is not None
-        held: Callable[[int, Medium], int] = kv.held  # type: ignore[attr-defined]
-        await successor.until(lambda: held(0, Medium.DISK) == successor.tier(Medium.DISK).blocks)
-
-
-@pytest.fixture
-def one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines started from here on give all blocks one name."""
-    from kvasir_workers.connector.tiers import scheduler as tier_scheduler
-    from kvasir_workers.engines.vllm.setup import arguments
-
-    # The connector is loaded in this process too, and what it does there must end with the test.
-    names = vars(tier_scheduler)
-    monkeypatch.setitem(names, "chain_hashes", names["chain_hashes"])
-    monkeypatch.setattr(arguments, "CONNECTOR_MODULE", "one_name_connector")
-    monkeypatch.syspath_prepend(HELPERS)
-    path = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HELPERS), path]).rstrip(os.pathsep))
-
-
-async def test_prompts_forced_onto_one_name_share_no_kv(
-    one_name: None, tmp_path: Path, running: Running
-) -> None:
-    tiers = TiersSpec(cpu=CpuTierSpec(bytes=16 << 20), disk=DiskTierSpec(path=str(tmp_path / "kv")))
-    async with running(tiers) as worker:
-        prompts = [worker.prompt(700) for _ in range(3)]
-        alone = [await worker.alone(prompt) for prompt in prompts]
-        for _ in range(2):
-            for prompt, tokens in zip(prompts, alone, strict=True):
-                assert (await worker.serve(prompt)).choice().tokens == tokens
-                await worker.evict()
-        assert worker.tier(Medium.CPU).loaded_blocks > 0
 
 
 @pytest.mark.soak

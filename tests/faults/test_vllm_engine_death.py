@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import select
-import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,33 +11,13 @@ from tests.kit.engines.bench import EngineBench
 from tests.kit.engines.recorder import FullRecorder
 from tests.kit.shared.engines import EngineRegistry, engines_of
 from tests.kit.shared.specs import OVER_NCCL
-from tests.kit.suite.started import count_start
 
-from kvasir.config.load.model_files import resolve_model
 from kvasir.core.requests import EngineRequest, FinishReason, Sampling, token_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 LONG = Sampling(temperature=0.0, max_tokens=450, ignore_eos=True)
 ATTEMPTS = 5
-
-FRONT = """
-import asyncio, multiprocessing, sys
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
-from kvasir.core.requests import Role
-from kvasir_workers.engines.vllm.engine import VllmEngine
-
-async def main():
-    pool = PoolSpec(name="both", role=Role.BOTH, engine=EngineSpec(kv_cache_bytes=16 << 20, threads=1))
-    spec = Deployment(disaggregation="never", pools=(pool,), model=ModelSpec(max_model_len=512))
-    engine = VllmEngine(spec, pool, model_path=sys.argv[1])
-    await engine.start(lambda batch: None, worker_id="w", epoch=1)
-    print("cores", *(child.pid for child in multiprocessing.active_children()), flush=True)
-    await asyncio.Event().wait()
-
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -87,32 +62,3 @@ async def test_a_killed_core_ends_every_stream_and_is_reported(bench: EngineBenc
     (late,) = await bench.run(EngineRequest("late", token_ids([5, 6]), LONG))
     assert late.last is not None
     assert (late.last.finish, late.last.error) == (FinishReason.ERROR, "engine_dead")
-
-
-def test_a_killed_front_leaves_no_core_behind() -> None:
-    pytest.importorskip("vllm")
-    count_start("engines of vLLM", "in a process that is killed")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    front = subprocess.Popen(
-        [sys.executable, "-c", FRONT, str(resolve_model("kvasir-tiny"))],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert front.stdout is not None
-    try:
-        line = next((text for text in front.stdout if text.startswith("cores ")), "")
-        cores = [os.pidfd_open(int(pid)) for pid in line.split()[1:]]
-        assert cores, "the engine did not start"
-    finally:
-        front.send_signal(signal.SIGKILL)
-        front.wait()
-        front.stdout.close()
-    poll = select.poll()
-    for core in cores:
-        poll.register(core, select.POLLIN)
-    left = {descriptor for descriptor, _ in poll.poll(10_000)}
-    assert left == set(cores)
-    for core in cores:
-        os.close(core)
