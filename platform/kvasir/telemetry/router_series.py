@@ -150,4 +150,5 @@ CELLS: SeriesTable[Sequence[CellView]] = SeriesTable(
     gauge("received_requests", "Requests of other cells that run here", "received"),
     counter("requests", "Requests given to the cell, by the reason of the choice", "sent", by="reason"),
     counter("lost_requests", "Requests that were there when the cell was lost", "lost"),
+    counter("failures", "Steps of keeping links that failed; the log says why", "failures"),
 )

@@ -167,6 +167,8 @@ class PeerCell:
                 connection = await self._dialer.dial()
             except (ConnectionLost, ProtocolError) as error:
                 self._note(str(error))
+            except Exception as error:  # noqa: BLE001 - this cell is one of several, and dialled again
+                self._note(f"it cannot be dialled: {error!r}")
             else:
                 await self._serve(connection)
             await self._clock.sleep(_REDIAL_S)

@@ -7,7 +7,8 @@ never come here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvasir.core.requests import Request
@@ -38,6 +39,8 @@ from kvasir_platform.regions.views import cell_views
 from kvasir_router.regions.reports import INTERVAL_S
 from kvasir_router.regions.view import RegionView
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class CellParts:
@@ -67,6 +70,7 @@ class RegionRouter:
         self._clock = clock
         self._lease_s = lease_s
         self._was_ready = False
+        self._failures = 0
 
     def leave(self) -> None:
         """Have other cells send no more requests here. Idempotent."""
@@ -108,11 +112,21 @@ class RegionRouter:
                 # What came while this process did not run is not read yet: others are not lost for that.
                 await self._clock.sleep(interval_s / 2)
             for peer in self._peers.values():
-                peer.tick()
-            self._dispatch.leave_home()
+                self._guarded(peer.tick)
+            self._guarded(self._dispatch.leave_home)
             if (now := self._clock.now()) - asked_s >= INTERVAL_S:
                 asked_s = now
-                self._limits.tick()
+                self._guarded(self._limits.tick)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Do one step. That it fails must not end links on which requests run: it is logged, less often the
+        more often it fails, and counted."""
+        try:
+            step()
+        except Exception:
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:
+                log.exception("keeping the links to other cells has failed %d times", self._failures)
 
     # -- requests
 
@@ -149,7 +163,10 @@ class RegionRouter:
 
     def cells(self) -> list[CellView]:
         """See RouterPort."""
-        return cell_views(self._dispatch, self._peers, self._view, self._serving, self._clock.now())
+        failures = self._failures + self._serving.failures
+        return cell_views(
+            self._dispatch, self._peers, self._view, self._serving, self._clock.now(), failures=failures
+        )
 
     @property
     def in_flight(self) -> int:

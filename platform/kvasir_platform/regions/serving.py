@@ -31,6 +31,8 @@ class CellServing:
         self._parts = parts
         self._sessions: set[CellSession] = set()
         self._listener: CellListener | None = None
+        self.failures = 0
+        """Ticks of sessions that have failed."""
 
     @property
     def in_flight(self) -> int:
@@ -54,9 +56,15 @@ class CellServing:
             self._sessions.discard(session)
 
     def tick(self) -> None:
-        """See CellSession.tick."""
+        """See CellSession.tick. A session whose tick fails may not notice the end of its lease, so that it is
+        ended; the others go on."""
         for session in list(self._sessions):
-            session.tick()
+            try:
+                session.tick()
+            except Exception:
+                self.failures += 1
+                log.exception("the tick of a link failed")
+                session.cut("an internal error; the log has the details")
 
     async def start(self) -> None:
         """Listen. Raise ConfigError if the address cannot be bound."""

@@ -80,6 +80,7 @@ class CellSession:
         self._fence = ExecutorFence(fence_rules(parts.lease_s), parts.clock.now())
         self._echo: tuple[float, float] | None = None
         self._reported_s = float("-inf")
+        self._unreported = 0
         self._pipe = CellPipe(connection, gather=self._gather, take=self._take)
 
     @property
@@ -119,7 +120,15 @@ class CellSession:
             self._say().beat = self._beat
             if now - self._reported_s >= INTERVAL_S:
                 self._reported_s = now
-                self._say().report = self._parts.report()
+                self._report()
+
+    def _report(self) -> None:
+        try:
+            self._say().report = self._parts.report()
+        except Exception:  # without reports the cell gets no new requests, and those that run go on
+            self._unreported += 1
+            if self._unreported & (self._unreported - 1) == 0:
+                log.exception("no report can be made, %d times", self._unreported)
 
     def cut(self, reason: str) -> None:
         """End the link, and all that it runs."""

@@ -16,9 +16,15 @@ UNREACHABLE = "unreachable"
 
 
 def cell_views(
-    dispatch: CellDispatch, peers: Mapping[str, PeerCell], view: RegionView, serving: CellServing, now: float
+    dispatch: CellDispatch,
+    peers: Mapping[str, PeerCell],
+    view: RegionView,
+    serving: CellServing,
+    now: float,
+    *,
+    failures: int,
 ) -> list[CellView]:
-    """Return this cell, then the others in the order of the spec."""
+    """Return this cell, then the others in the order of the spec. `failures` are those of this cell."""
     home = dispatch.home
     own = CellView(
         home,
@@ -27,6 +33,7 @@ def cell_views(
         models=_models(dispatch.own_report()),
         sent=_sent(dispatch, home),
         received=serving.in_flight,
+        failures=failures,
     )
     return [own, *(_other(dispatch, peer, view, now) for peer in peers.values())]
 

@@ -27,7 +27,7 @@ class CellView:
     link; `reason` says why it gets no requests. `age_s` is that of its last report, `network_s` the round
     trip, each None if unknown. `in_flight` requests of this cell run there, and `received` of other cells
     here. `sent` counts requests by the reason of the choice, `lost` those that were there when it was
-    lost."""
+    lost, and `failures`, of this cell, the steps of keeping its links that failed."""
 
     cell: str
     state: str
@@ -40,3 +40,4 @@ class CellView:
     received: int = 0
     sent: Mapping[str, int] = field(default_factory=dict)
     lost: int = 0
+    failures: int = 0
