@@ -4,12 +4,14 @@ what runs on them."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.kit.sim.cells import SimCell, SimCells
 from tests.simulation.test_cell_losses import LONG, begun, played, served_by, without_workers
 
+from kvasir_platform.regions import dispatch as dispatching
 from kvasir_platform.regions.session import CellSession
 from kvasir_platform.sim.client import ClientStream
 
@@ -95,3 +97,51 @@ def test_a_cell_that_can_make_no_report_keeps_what_it_runs() -> None:
         return [*streams, new]
 
     played(story)
+
+
+def counted(owner: Any, name: str, counts: list[int]) -> None:
+    """Count the calls of a method in the last of `counts`."""
+    inner: Callable[..., Any] = getattr(owner, name)
+
+    def call(*args: Any, **named: Any) -> Any:
+        counts[-1] += 1
+        return inner(*args, **named)
+
+    setattr(owner, name, call)
+
+
+def test_requests_that_wait_for_workers_are_judged_once_for_all_alike_and_leave_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatching, "MOST_LEAVING", 16)
+
+    async def story(cells: SimCells) -> list[ClientStream]:
+        home = cells["eu"]
+        dispatch = home.router._dispatch
+        for worker_id in list(home.cluster.workers):
+            await home.cluster.kill(worker_id)
+        staying = [home.submit(f"s{i}", range(i, 32 + i), tenant="bank") for i in range(30)]
+        leaving = [home.submit(f"l{i}", range(i, 32 + i), tenant="shop") for i in range(24)]
+        judged, left = [0], [0]
+        counted(dispatch, "_choice", judged)
+        counted(dispatch, "_start_later", left)
+        step = dispatch.leave_home
+
+        def leave_home() -> None:
+            step()
+            judged.append(0)
+            left.append(0)
+
+        dispatch.leave_home = leave_home  # type: ignore[method-assign]
+        while sum(left) < len(leaving):
+            await cells.clock.sleep(0.05)
+        assert max(left) == 16
+        await asyncio.gather(*(stream.finished() for stream in leaving))
+        await cells.clock.sleep(0.5)
+        assert all(not stream.started.is_set() for stream in staying)
+        assert judged[-3:-1] == [1, 1]
+        for stream in staying:
+            home.router.cancel(stream.request.request_id)
+        return leaving
+
+    played(story, residency={"bank": ("eu",)})

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _NEAREST_S = 1e-6
 """No other cell is as near as this one."""
+MOST_LEAVING = 256
+"""Requests that leave this cell in one turn of the loop."""
 MAX_MOVES = 3
 """Cells that a request may lose before it ends with an error."""
 
@@ -115,17 +117,27 @@ class CellDispatch:
         return choose(asked, self._offers(asked), self._rules).cell is not None
 
     def leave_home(self) -> None:
-        """Move requests that wait here for a model without workers, if another cell can run them."""
+        """Move requests that wait here for a model without workers, if another cell can run them: some at a
+        time. Whether any cell can does not depend on a request's size, so that it is asked once for all that
+        are alike."""
         missing = {model for model, why in self._router.not_ready_models().items() if why is not None}
         if not missing:
             return
+        moved, nowhere = 0, set[tuple[object, ...]]()
         for stream in list(self._live.values()):
-            if stream.cell == self.home and not stream.begun and stream.request.model in missing:
-                choice = self._choice(stream, avoid=frozenset((self.home,)))
-                if choice.cell is not None:
-                    self._router.cancel(stream.request.request_id)
-                    stream.tried.add(self.home)
-                    self._start_later(stream, None)
+            if stream.cell != self.home or stream.begun or stream.request.model not in missing:
+                continue
+            alike = (stream.request.model, self._residence(stream.request), frozenset(stream.tried))
+            if alike in nowhere:
+                continue
+            if self._choice(stream, avoid=frozenset((self.home,))).cell is None:
+                nowhere.add(alike)
+                continue
+            self._router.cancel(stream.request.request_id)
+            stream.tried.add(self.home)
+            self._start_later(stream, None)
+            if (moved := moved + 1) == MOST_LEAVING:
+                return
 
     # -- StreamRouter
 
@@ -223,11 +235,15 @@ class CellDispatch:
             prompt_tokens=len(request.tokens),
             output_tokens=request.sampling.max_tokens or self._default_output,
             promised_s=request.slo.ttft_s,
-            residency=frozenset((self.home,)) if _stays(request) else self._residency.of(request.tenant),
+            residency=self._residence(request),
             revision=stream.revision or None if stream.begun else None,
             avoid=avoid | stream.tried,
         )
         return choose(asked, self._offers(asked), self._rules)
+
+    def _residence(self, request: Request) -> frozenset[str] | None:
+        """Return the cells in which a request may run, None for all."""
+        return frozenset((self.home,)) if _stays(request) else self._residency.of(request.tenant)
 
     def _offers(self, asked: CellRequest) -> list[CellOffer]:
         """Return the cells, without those that this cell cannot reach or that have another tokenizer."""
