@@ -12,7 +12,6 @@ from tests.helm.rendering import (
     CHART,
     EXAMPLES,
     GOLDEN,
-    NAMESPACE,
     RELEASE,
     Object,
     Release,
@@ -31,7 +30,6 @@ from tests.helm.schemas import VERSIONS, violations
 from kvasir.config.load.loader import loads
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.cluster import DEPLOYMENT_LABEL, POOL_LABEL
-from kvasir_platform.cli.main import parser
 from kvasir_platform.cluster.ray.pod_templates import (
     REVISION,
     PodTemplate,
@@ -313,18 +311,6 @@ def test_the_startup_probe_of_a_worker_reads_what_its_replica_writes() -> None:
             next(each["mountPath"] for each in container["volumeMounts"] if each["name"] == "tmp")
         )
         assert container["readinessProbe"]["grpc"] == {"port": 7002}
-
-
-def test_a_pod_that_verifies_the_release_asks_its_routers_with_the_operators_key() -> None:
-    pod = next(pod for pod in render({"test": {"verify": True}}).pods() if pod.of == "Pod/llm-kvasir-verify")
-    (container,) = pod.spec["containers"]
-    args = parser().parse_args([*container["command"][1:], *container["args"]])
-    assert args.output == "json"
-    assert (args.address, args.model) == (f"http://llm-kvasir-router.{NAMESPACE}.svc:80", "kvasir-tiny")
-    (key,) = (each["value"] for each in container["env"] if each["name"] == "KVASIR_API_KEY_FILE")
-    (volume,) = pod.spec["volumes"]
-    assert volume["secret"]["secretName"] == "llm-kvasir-operator-key"
-    assert key == f"{container['volumeMounts'][0]['mountPath']}/{volume['secret']['items'][0]['path']}"
 
 
 def test_dashboards_are_loaded_by_the_label_of_grafanas_sidecar() -> None:
