@@ -79,6 +79,10 @@ def failing(site: Site) -> Iterator[Finding]:
             "the head's log has each attempt with the error",
             len([x for x in starts if CAUSE in x]) >= ATTEMPTS,
         )
+        if other.ray_cluster()["spec"].get("enableInTreeAutoscaling"):
+            of_it = f"involvedObject.kind=RayCluster,involvedObject.name={other.name},reason=PoolStartFailed"
+            asked = ("get", "events", "--field-selector", of_it, "-o", "jsonpath={.items[*].message}")
+            yield holds("an event of the RayCluster has the error", CAUSE in other.kubectl(*asked))
         logs = [other.kubectl("logs", pod.name, "-c", "worker") for pod in other.workers(pool)]
         yield holds("the log of the worker's pod has the error", any(CAUSE in each for each in logs))
     finally:

@@ -117,6 +117,8 @@ class Kubelet:
         for mount in container["volumeMounts"]:
             where = place[mount["mountPath"]]
             where.mkdir(parents=True, exist_ok=True)
+            if "projected" in volumes[mount["name"]]:
+                self.account(where, pod.spec["serviceAccountName"])
             for file, data in self._held(volumes[mount["name"]]).items():
                 text = data.decode()
                 (where / file).write_text(text if "PRIVATE KEY" in text else self._here(text, place))

@@ -24,6 +24,10 @@ RULES_ALLOWED = {
         (("",), ("pods",), ("list",)),
     ],
     "certify": [(("",), ("secrets",), ("get", "patch"))],
+    "head": [
+        (("ray.io",), ("rayclusters",), ("get",)),
+        (("",), ("events",), ("create",)),
+    ],
     "uninstall": [
         (("ray.io",), ("rayclusters",), ("get", "delete", "patch")),
         (("",), ("pods",), ("list",)),

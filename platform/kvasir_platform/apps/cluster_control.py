@@ -22,6 +22,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.core.membership import host_port
 from kvasir.ports.clock import Clock
 from kvasir.telemetry.logs import configure_logging
+from kvasir_platform.apps.common.failed_starts import FailedStartsFile
 from kvasir_platform.apps.common.pod import POD, pod_ip
 from kvasir_platform.apps.common.pods_file import PodsFile
 from kvasir_platform.apps.common.reporter import Reporter
@@ -54,8 +55,9 @@ REDIS = "RAY_REDIS_ADDRESS"
 
 class ClusterControl:
     """One run. `pods_file` holds the chart's desired worker pods. `temp_dir` holds the command socket, and
-    Ray's own folder if KubeRay's command names none. `command` starts Ray's head, `address` is where it then
-    listens. Raises ConfigError for errors that the chart should exclude."""
+    Ray's own folder if KubeRay's command names none. Why pools do not start is kept in `failed_starts`, if it
+    is named. `command` starts Ray's head, `address` is where it then listens. Raises ConfigError for errors
+    that the chart should exclude."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class ClusterControl:
         redis_password: Path | None,
         *,
         planner_port: int = 0,
+        failed_starts: Path | None = None,
     ) -> None:
         deployment = spec_file.deployment
         if deployment.worker.host != POD and is_loopback(deployment.worker.host):
@@ -80,6 +83,9 @@ class ClusterControl:
         self._planner_port = planner_port
         self._temp_dir = temp_dir
         self._reporter = Reporter(sys.stdout)
+        self._tell = self._reporter.event
+        if failed_starts is not None:
+            self._tell = FailedStartsFile(failed_starts).noting(self._reporter.event)
         require_token(os.environ)
         os.environ.update(ray_settings())
         self.command = ray_start(os.environ, "head")
@@ -207,7 +213,7 @@ class ClusterControl:
     ) -> tuple[PoolCommands, PoolRolls]:
         drain_s = self._spec_file.deployment.worker.drain_s
         pods = self._pods_file
-        rolls = PoolRolls(pools, clock, self._reporter.event, drain_s=drain_s, revision=lambda: pods.revision)
+        rolls = PoolRolls(pools, clock, self._tell, drain_s=drain_s, revision=lambda: pods.revision)
         work = PoolCommands(pools, clock, drain_s=drain_s, sizes=sizing, failed_start=rolls.failed_start)
         return work, rolls
 

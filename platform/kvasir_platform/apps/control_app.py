@@ -152,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--planner-port", type=int, default=0, help="port for routers' load reports; 0: a free one"
     )
+    parser.add_argument("--failed-starts", type=Path, help="keep failed starts in this file; with --cluster")
     parser.add_argument("--redis-password-file", type=Path, help="of Ray's Redis; with --cluster")
     args = parser.parse_args(argv)
     stop = Stop()
@@ -171,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 args.temp_dir,
                 args.redis_password_file,
                 planner_port=args.planner_port,
+                failed_starts=args.failed_starts,
             )
             return control.run(stop)
         if args.logs is None:

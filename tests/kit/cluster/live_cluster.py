@@ -223,6 +223,8 @@ class LiveCluster:
     def _get(self, kind: str, text: str) -> str:
         if kind == "raycluster":
             return "" if "--ignore-not-found" in text else json.dumps({"items": [self._ray_cluster()]})
+        if kind == "events":
+            return "" if self.silent else f"pool prefill does not start: {CAUSE}"
         if kind == "configmap":
             pools = [{**each, "gpus": self.gpus} for each in SPEC["pools"]]
             return json.dumps(SPEC | {"pools": pools})
@@ -236,7 +238,10 @@ class LiveCluster:
     def _ray_cluster(self) -> dict[str, Any]:
         template = {"metadata": {"annotations": {"kvasir.dev/template": self.template}}}
         groups = [{"groupName": each, "template": template} for each in POOLS]
-        return {"metadata": {"name": NAME}, "spec": {"workerGroupSpecs": groups}}
+        return {
+            "metadata": {"name": NAME},
+            "spec": {"enableInTreeAutoscaling": True, "workerGroupSpecs": groups},
+        }
 
     def _pod(self, pod: LivePod) -> dict[str, Any]:
         volumes: list[dict[str, Any]] = [{"secret": {"secretName": "session", "defaultMode": 0o440}}]

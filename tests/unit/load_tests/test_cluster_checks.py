@@ -43,6 +43,7 @@ def test_a_release_that_behaves_is_as_expected(name: str) -> None:
         ("upgrades", {"lives": 3}, "pods thrown away"),
         ("reinstall", {"uninstall_s": 300.0}, "helm uninstall"),
         ("failing", {"silent": True}, "the status has the engine's error"),
+        ("failing", {"silent": True}, "an event of the RayCluster has the error"),
         ("threads", {"policy": "ACTIVE"}, "OMP_WAIT_POLICY of engines"),
         ("fit", {"gpus": 1, "refused": False}, "an upgrade to GPUs that are too small is refused"),
     ],

@@ -38,6 +38,10 @@ class KubernetesObjects:
         """Return the HTTP status, and one page of what `params` (labelSelector, limit) select."""
         return self._ask("GET", f"{self._collection}?{urlencode(params)}")
 
+    def create(self, value: object) -> tuple[int, dict[str, Any]]:
+        """Create an object; return the HTTP status, and the object or a Status."""
+        return self._ask("POST", self._collection, value, "application/json")
+
     def patch(self, name: str, change: object) -> tuple[int, dict[str, Any]]:
         """Apply a merge patch (RFC 7386); return the HTTP status, and the object or a Status."""
         return self._ask("PATCH", self._path(name), change, MERGE_PATCH)
