@@ -19,6 +19,7 @@ from tests.helm.test_installing import Api, api
 from tests.kit import public_models as models
 from tests.kit.cluster.api_server import api_server
 from tests.kit.cluster.discovery import DiscoverableServer, kubeconfig
+from tests.kit.hub_server import Hub, serving
 from tests.kit.model_folder import write_model
 
 __all__ = ["api"]
@@ -71,14 +72,18 @@ def claims(release: Release) -> dict[str, str]:
 def put_model(kubelet_folder: Path, release: Release, values_: Any) -> None:
     """Put a model into the volume of models as the Job has it."""
     names = [each["name"] for each in pod(release)["volumes"]]
-    folder = kubelet_folder / "fit" / str(names.index("models")) / "llama"
+    write(kubelet_folder / "fit" / str(names.index("models")) / "llama", values_)
+
+
+def write(folder: Path, values_: Any) -> Path:
+    """Write a model with the tensors of these values."""
     tensors = models.tensors_of(values_)
-    write_model(folder, values_, {each.name: (each.dtype, each.shape) for each in tensors})
+    return write_model(folder, values_, {each.name: (each.dtype, each.shape) for each in tensors})
 
 
-async def fit(folder: Path, release: Release) -> tuple[int, str]:
+async def fit(folder: Path, release: Release, **environment: str) -> tuple[int, str]:
     """Run the Job; its exit status and its log."""
-    kubelet = Kubelet(folder, release, {}, lambda _name: {}, lambda *_: None, {})
+    kubelet = Kubelet(folder, release, {}, lambda _name: {}, lambda *_: None, environment)
     (job,) = (each for each in release.pods() if each.component == "fit")
     try:
         process = await kubelet.start(job, "fit", "127.0.0.1")
@@ -242,6 +247,17 @@ async def test_an_upgrade_that_does_not_fit_says_by_how_much_and_changes_nothing
         assert "pool wide: llama does not fit on H100 by 63.0 GiB: 71.2 GiB (0.9 of 79.1) - (131.4" in refused
         assert "set engine.tensor_parallel_size: 2 and gpus: 2; or set model.quantization: fp8" in refused
         assert server.of_kind("RayCluster") == [before]
+
+
+async def test_a_model_that_would_be_downloaded_is_read_at_the_hub_but_not_fetched(tmp_path: Path) -> None:
+    hub = Hub({"owner/llama": write(tmp_path / "hub", models.LLAMA_70B)})
+    given = values("owner/llama", modelCache={}, networkPolicy={"models": {"cidrs": ["203.0.113.7/32"]}})
+    with serving(hub):
+        status, said = await fit(tmp_path, render(given), HF_ENDPOINT=hub.url)
+    assert status == 1
+    assert "pool wide: llama does not fit on H100 by 63.0 GiB" in said
+    assert hub.sent_bytes < 1 << 20
+    assert "download" not in said
 
 
 async def test_what_cannot_be_seen_is_no_reason_to_refuse(tmp_path: Path) -> None:

@@ -114,15 +114,15 @@ def probe_model(source: str, revision: str, hub: str | None = None) -> ModelProb
         return ModelProbe(folder=str(folder), problem=error.message)
 
 
-def probe_models(deployment: Deployment, hub: str | None = None) -> ProbedModels:
+def probe_models(deployment: Deployment) -> ProbedModels:
     """Inspect the models as `probe_model` does, for a machine that need not be one of those that serve: of a
     folder that is not here nothing is known, and of a model in object storage the files beside the weights
     are copied."""
     specs = [view.model for view in deployment.views()]
-    return ProbedModels({spec.name: _model_for_others(spec.source, spec.revision, hub) for spec in specs})
+    return ProbedModels({spec.name: _model_for_others(spec.source, spec.revision) for spec in specs})
 
 
-def _model_for_others(source: str, revision: str, hub: str | None) -> ModelProbe:
+def _model_for_others(source: str, revision: str) -> ModelProbe:
     if Path(source).is_absolute() and not Path(source).exists():
         return ModelProbe(folder=source, unknown=f"there is no {source} on this machine")
     if is_object_uri(source):
@@ -130,7 +130,7 @@ def _model_for_others(source: str, revision: str, hub: str | None) -> ModelProbe
             resolve_model(source, revision)
         except ConfigError as error:
             return ModelProbe(folder=source, unknown=error.message)
-    return probe_model(source, revision, hub)
+    return probe_model(source, revision)
 
 
 def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
