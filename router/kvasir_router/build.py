@@ -50,8 +50,8 @@ HURRIED_HEARTBEATS = 1.6
 
 def hash_blocks(request: Request, block_size: int) -> array[int]:
     """The hashes of the prompt's whole blocks: see `prompt_names`."""
-    adapter, images = request.adapter or "", request.images
-    return prompt_names(request.model, request.salt, adapter, request.tokens, block_size, images=images)
+    adapter, media = request.adapter or "", request.media
+    return prompt_names(request.model, request.salt, adapter, request.tokens, block_size, media=media)
 
 
 def make_machine(

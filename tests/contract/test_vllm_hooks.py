@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.kit.image_files import png
+from tests.kit.media.image_files import png
 
 from kvasir.config.spec.deployment import Deployment, LoraSpec, PoolSpec, SpeculativeSpec
-from kvasir.core.images.prompts import PromptImage, image_key
+from kvasir.core.media.prompts import MediaKind, PromptMedia, media_key
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
 from kvasir_workers.engines.vllm.setup.arguments import engine_arguments, environment
 
@@ -242,7 +242,7 @@ def test_vllm_knows_every_argument_and_variable_that_we_set(runtime: Any) -> Non
     )
     pool = PoolSpec(name="decode", role=Role.DECODE, engine=engine)
     deployment = base.model_copy(update={"lora": (LoraSpec(name="a", path="/a"),)})
-    arguments = engine_arguments(deployment, pool, model_path="/m", platform="cpu", takes_images=True)
+    arguments = engine_arguments(deployment, pool, model_path="/m", platform="cpu", media=[MediaKind.IMAGE])
     unknown = set(arguments) - set(inspect.signature(AsyncEngineArgs).parameters)
     assert not unknown, f"AsyncEngineArgs no longer takes {sorted(unknown)}; see arguments.py"
     KVTransferConfig(**arguments["kv_transfer_config"])
@@ -338,13 +338,13 @@ def test_a_prompt_with_images_is_made_by_the_clients_renderer(runtime: Any) -> N
     from vllm.renderers.base import BaseRenderer
 
     assert "self.renderer = " in inspect.getsource(runtime.AsyncLLM.__init__), (
-        "AsyncLLM lost `renderer`, which image_prompts.py calls"
+        "AsyncLLM lost `renderer`, which media_prompts.py calls"
     )
     parameters = list(inspect.signature(BaseRenderer.process_for_engine_async).parameters)
-    assert parameters[1:3] == ["prompt", "arrival_time"], "image_prompts.py passes these two in this order"
+    assert parameters[1:3] == ["prompt", "arrival_time"], "media_prompts.py passes these two in this order"
     wanted = {"prompt_token_ids", "multi_modal_data", "multi_modal_uuids", "cache_salt"}
     lost = wanted - set(TokensPrompt.__annotations__)
-    assert not lost, f"vLLM's TokensPrompt lost {sorted(lost)}, which image_prompts.py sets"
+    assert not lost, f"vLLM's TokensPrompt lost {sorted(lost)}, which media_prompts.py sets"
 
 
 def test_an_image_is_decoded_if_its_pixels_are_within_the_variable(
@@ -365,7 +365,7 @@ def test_the_key_that_is_given_for_an_image_identifies_it(runtime: Any) -> None:
     from vllm.multimodal.processing import ProcessorInputs
     from vllm.v1.engine.input_processor import InputProcessor
 
-    key = PromptImage(0, 1, b"digest", b"data").key("salt")
+    key = PromptMedia(0, 1, b"digest", b"data").key("salt")
     items = {"image": SimpleNamespace(get_all_items_for_hash=lambda: [b"pixels"])}
     made = ProcessorInputs(prompt=[1], mm_data_items=items, mm_uuid_items={"image": [key]})
     assert made.get_mm_hashes("m", "sha256") == {"image": [key]}, (
@@ -375,7 +375,7 @@ def test_the_key_that_is_given_for_an_image_identifies_it(runtime: Any) -> None:
     adapter = SimpleNamespace(lora_name="ad")
     for lora, identifier in ((None, key), (adapter, f"ad:{key}")):
         assert InputProcessor._get_mm_identifier(encoder_has_adapters, key, lora) == identifier
-        assert image_key(identifier) == key
+        assert media_key(identifier) == key
 
 
 def test_vllm_ships_the_bindings_of_gpus_that_are_read(runtime: Any) -> None:

@@ -27,7 +27,7 @@ from tests.kit.shared.engines import EngineRegistry, WantedEngine
 from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, LoraSpec, ModelSpec, PoolSpec
 from kvasir.config.spec.tenants import SharedPrefixSpec, TenancySpec
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import EngineRequest, Role, Sampling, token_ids
 from kvasir.native import root_hash
 from kvasir.native.salt_places import salt_after
@@ -129,7 +129,7 @@ def test_blocks_with_a_part_of_an_image_have_its_key_and_its_place(vllm: Any) ->
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, to_event_extra_keys
     from vllm.v1.request import Request
 
-    key = PromptImage(2, 5, b"digest", b"data").key("s")
+    key = PromptMedia(2, 5, b"digest", b"data").key("s")
     place = PlaceholderRange(offset=2, length=5)
     image = MultiModalFeatureSpec(data=None, modality="image", identifier=key, mm_position=place)
     request = Request(

@@ -19,12 +19,12 @@ from tests.kit.engines.bench import EngineBench, start_bench
 from tests.kit.engines.kv_follower import KvFollower
 from tests.kit.engines.recorder import Recorded
 from tests.kit.engines.vllm_reference import reference
-from tests.kit.image_files import bomb, png
+from tests.kit.media.image_files import bomb, png
 from tests.kit.models.vision import IMAGE_TOKENS, make_vision_model
 
-from kvasir.checkpoint.image_tokens import ImageRule, image_rule
+from kvasir.checkpoint.media.images import ImageRule, image_rule
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
-from kvasir.core.images.prompts import PromptImage, expanded
+from kvasir.core.media.prompts import MediaKind, PromptMedia, expanded
 from kvasir.core.requests import Continuation, EngineRequest, KvHandoff, Leg, Role, Sampling, Usage, token_ids
 
 pytestmark = [
@@ -64,9 +64,10 @@ class Viewers:
 
     def request(self, bench: EngineBench, *files: bytes, **changes: Any) -> EngineRequest:
         """A prompt with these images between two texts."""
-        images = [PromptImage(0, IMAGE_TOKENS, hashlib.sha256(data).digest(), data) for data in files]
-        tokens, placed = expanded(plain(self.rule, len(files)), self.rule.placeholder, images)
-        return replace(bench.request(tokens, GREEDY), images=placed, **changes)
+        images = [PromptMedia(0, IMAGE_TOKENS, hashlib.sha256(data).digest(), data) for data in files]
+        places = {MediaKind.IMAGE: self.rule.placeholder}
+        tokens, placed = expanded(plain(self.rule, len(files)), places, images)
+        return replace(bench.request(tokens, GREEDY), media=placed, **changes)
 
     async def see(self, *files: bytes, **changes: Any) -> Recorded:
         """Run such a prompt on the prefill engine."""
@@ -109,7 +110,7 @@ async def viewers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vie
             files: list(
                 vllm.generate(
                     plain(rule, len(files)).tolist(),
-                    images=pictures(files),
+                    media={"image": pictures(files)},
                     max_tokens=16,
                     temperature=0.0,
                     ignore_eos=True,
@@ -148,11 +149,11 @@ async def test_kv_is_shared_up_to_the_first_image_that_differs_and_named_as_rout
 
     async def cached(*files: bytes, salt: str) -> int:
         request = viewers.request(viewers.prefill, *files, salt=salt)
-        expected = follower.hit(request.tokens, salt=salt, images=request.images)
+        expected = follower.hit(request.tokens, salt=salt, media=request.media)
         (done,) = await viewers.prefill.run(request)
         assert usage(done).cached_tokens == expected
         whole = len(request.tokens) // BLOCK
-        await follower.until(lambda: follower.blocks(request.tokens, 0, salt, images=request.images) == whole)
+        await follower.until(lambda: follower.blocks(request.tokens, 0, salt, media=request.media) == whole)
         return expected
 
     assert await cached(RED, salt="shared") == 0
@@ -190,7 +191,7 @@ async def test_a_lost_stream_with_an_image_goes_on_at_another_engine(viewers: Vi
 
 async def test_what_a_router_would_not_send_is_refused_with_a_reason(viewers: Viewers) -> None:
     request = viewers.request(viewers.prefill, RED)
-    (image,) = request.images
+    (image,) = request.media
 
     async def said(**changes: Any) -> str:
         changed = replace(request, request_id=viewers.prefill.new_id(), **changes)
@@ -199,16 +200,16 @@ async def test_what_a_router_would_not_send_is_refused_with_a_reason(viewers: Vi
         assert code == "invalid_value"
         return message
 
-    def other(data: bytes) -> tuple[PromptImage, ...]:
+    def other(data: bytes) -> tuple[PromptMedia, ...]:
         return (replace(image, data=data, digest=hashlib.sha256(data).digest()),)
 
-    assert "exceeds the limits" in await said(images=other(bomb(60_000, 60_000)))
-    assert "cannot be decoded" in await said(images=other(bomb(60, 60)))
-    assert "none of PNG" in await said(images=other(b"MZ"))
-    assert "digest" in await said(images=(replace(image, digest=bytes(32)),))
-    assert "not those of an image" in await said(images=(replace(image, offset=3),))
+    assert "16777216 are allowed" in await said(media=other(bomb(60_000, 60_000)))
+    assert "cannot be decoded" in await said(media=other(bomb(60, 60)))
+    assert "none of PNG" in await said(media=other(b"MZ"))
+    assert "digest" in await said(media=(replace(image, digest=bytes(32)),))
+    assert "not those of an image" in await said(media=(replace(image, offset=3),))
     longer = request.tokens[:]
     longer.insert(image.offset, viewers.rule.placeholder)
-    message = await said(tokens=longer, images=(replace(image, length=image.length + 1),))
-    assert "other tokens of the images than the router" in message
+    message = await said(tokens=longer, media=(replace(image, length=image.length + 1),))
+    assert "16 tokens here and 17 in the router" in message
     assert usage(await viewers.see(RED)).output_tokens == 16

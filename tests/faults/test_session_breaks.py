@@ -12,7 +12,7 @@ import pytest
 
 from kvasir.core.errors import RequestError, UpstreamError
 from kvasir.core.identity import PROTOCOL_VERSION
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.messages import Abort, Draining, Hello, ReleaseLeases, RouterFrame, Submit
 from kvasir.core.requests import EngineLoad, FinishReason, Leg, StepBatch
 from kvasir.core.session_link import LinkLimits
@@ -599,10 +599,10 @@ def test_images_that_a_worker_has_not_acknowledged_end_no_session(play: Play) ->
         network.listen("w", host.serve)
         router = bench.router(network, "w", limits=SessionLimits(link=LINK))
         await router.ready()
-        image = PromptImage(0, 1, bytes(32), bytes(LINK.tail_bytes // 3))
+        image = PromptMedia(0, 1, bytes(32), bytes(LINK.tail_bytes // 3))
         for n in range(8):
             (request,) = bench.submit((str(n), n, 1)).requests
-            router.session.send(Submit((replace(request, images=(image,)),)))
+            router.session.send(Submit((replace(request, media=(image,)),)))
         await router.ended(*map(str, range(8)))
         assert engine.submitted == [str(n) for n in range(8)]
         assert not any(isinstance(event, SessionLost) for event in router.events)

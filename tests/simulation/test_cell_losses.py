@@ -15,7 +15,7 @@ from tests.kit.sim.cells import SimCell, SimCells
 
 from kvasir.config.spec.deployment import Deployment, SimSpec
 from kvasir.core.errors import CapacityError, RequestError, UpstreamError
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir_platform.sim.chaos.checks import broken_streams
 from kvasir_platform.sim.client import ClientStream
@@ -261,7 +261,7 @@ def test_a_tenant_whose_data_stays_is_refused_with_the_reason_and_never_leaves()
     [
         pytest.param({"worker": "decode-0"}, id="a worker"),
         pytest.param({"adapter": "poet"}, id="an adapter"),
-        pytest.param({"images": (PromptImage(0, 4, bytes(32), b""),)}, id="an image"),
+        pytest.param({"media": (PromptMedia(0, 4, bytes(32), b""),)}, id="an image"),
         pytest.param({"sampling": replace(LONG, prompt_logprobs=1)}, id="log probabilities of the prompt"),
     ],
 )

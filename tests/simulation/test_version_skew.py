@@ -15,9 +15,9 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.identity import Hardware, KvLayout, WorkerIdentity
-from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvSnapshotPart, TierLoad
 from kvasir.core.loads.gpu import GpuLoad
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.messages import Hello, RouterFrame, Welcome, WorkerFrame
 from kvasir.core.requests import (
     EngineLoad,
@@ -246,12 +246,12 @@ def test_an_old_worker_serves_or_is_refused_by_name_whatever_field_it_does_not_s
 def test_images_wait_for_a_worker_that_takes_them_and_then_say_what_is_missing() -> None:
     (field,) = [each for each in TO_ROUTER if short(each) == "WorkerIdentity.images"]
     spec = small_deployment(prefill=1, decode=1, queue_timeout_s=2.0)
-    prompt, image = token_ids(range(20)), PromptImage(3, 4, bytes(32), b"")
+    prompt, image = token_ids(range(20)), PromptMedia(3, 4, bytes(32), b"")
 
     async def story() -> str:
         cluster = Cluster(spec, VirtualClock(), network=OldPeer(field, router=False))
         await cluster.start()
-        request = Request("r", spec.model.name, prompt, arrival_s=cluster.clock.now(), images=(image,))
+        request = Request("r", spec.model.name, prompt, arrival_s=cluster.clock.now(), media=(image,))
         stream = ClientStream(request)
         cluster.router.submit(request, stream)
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from kvasir.core.golden import GoldenPrompt, golden_conflicts
 from kvasir.core.locality import NOWHERE, Locality
+from kvasir.core.media.prompts import MediaKind
 from kvasir.core.model.work import ModelWork
 from kvasir.core.requests import Role
 
@@ -114,7 +115,7 @@ class WorkerIdentity:
     all ranks of one replica, 0 if unknown. Workers with the same `shared_tier` (address and block properties)
     use the same remote tier; "" for none. `locality` is that of the replica's first node. `work` are the
     sizes of its model, None if unknown. `any_role`: whether its engine runs whole requests, whatever its
-    role is. `images`: whether it takes requests with images.
+    role is. `images`: whether it takes requests with images; `media`: the other kinds that it takes.
     """
 
     worker_id: str
@@ -144,6 +145,12 @@ class WorkerIdentity:
     work: ModelWork | None = None
     any_role: bool = False
     images: bool = False
+    media: tuple[str, ...] = ()
+
+    @property
+    def media_kinds(self) -> frozenset[str]:
+        """The kinds of media that it takes."""
+        return frozenset((*self.media, MediaKind.IMAGE) if self.images else self.media)
 
 
 def registration_conflicts(

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvBatch, TierLoad
 from kvasir.core.loads.gpu import GpuLoad
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.values import value
 
 
@@ -189,7 +189,7 @@ class EngineRequest:
     `tier_tokens` is the router's estimate of prompt tokens that are in tiers but not on the device, which the
     worker can prefetch. With `parsing`, deltas carry parsed text. An EMBED leg of two texts has in
     `second_text_at` the index of the token at which token types change from the first's to the second's.
-    `images` are in the order of their offsets.
+    `media` are in the order of their offsets.
     """
 
     request_id: str
@@ -206,7 +206,7 @@ class EngineRequest:
     tier_tokens: int = 0
     parsing: OutputParsing | None = None
     second_text_at: int | None = None
-    images: tuple[PromptImage, ...] = ()
+    media: tuple[PromptMedia, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +380,7 @@ class Request:
     `trace_context` is a W3C traceparent, followed by a space and the tracestate if there is one. `route_arm`
     is None if the client named a model. `policy` is the routing policy that places it, "" for that of the
     deployment. `worker` runs the part of it that its role allows, unless it cannot; "" for any.
-    `second_text_at` and `images` are EngineRequest's. With `resumed` it begins after output that the client
+    `second_text_at` and `media` are EngineRequest's. With `resumed` it begins after output that the client
     has: deltas start there, and usage covers all of it.
     """
 
@@ -405,5 +405,5 @@ class Request:
     key: str = ""
     worker: str = ""
     second_text_at: int | None = None
-    images: tuple[PromptImage, ...] = ()
+    media: tuple[PromptMedia, ...] = ()
     resumed: Resumed | None = None

@@ -178,7 +178,7 @@ _LOAD_BYTES = 192
 _TIER_BYTES = 168
 _GPU_BYTES = 64
 _REQUEST_BYTES = 320
-_IMAGE_BYTES = 64
+_MEDIA_BYTES = 64
 _ADAPTER_BYTES = 40
 _Other = RouterMessage | Draining | Serving | AdapterReport
 """All payloads but steps."""
@@ -231,7 +231,7 @@ def _request_bytes(request: EngineRequest) -> int:
         size += _text_bytes(sampling.structured.spec)
     if (parsing := request.parsing) is not None:
         size += sum(map(_text_bytes, (parsing.tools, parsing.function, parsing.template_kwargs)))
-    size += sum(_IMAGE_BYTES + len(image.data) for image in request.images)
+    size += sum(_MEDIA_BYTES + len(item.data) for item in request.media)
     ids = len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
     return size + 5 * ids + 20 * len(sampling.logit_bias)
 
@@ -258,11 +258,11 @@ def payload_bytes(message: RouterMessage | WorkerMessage | EncodedStep) -> int:
     return _MESSAGE_BYTES + _other_bytes(message)
 
 
-def image_bytes(message: RouterMessage) -> int:
-    """Return the bytes of images in a payload."""
+def media_bytes(message: RouterMessage) -> int:
+    """Return the bytes of media files in a payload."""
     if not isinstance(message, Submit):
         return 0
-    return sum(len(image.data) for request in message.requests for image in request.images)
+    return sum(len(item.data) for request in message.requests for item in request.media)
 
 
 def _step_bytes(step: StepBatch) -> int:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.native import chain_hashes, root_hash
-from kvasir.native.image_marks import mark_images
+from kvasir.native.media_marks import mark_media
 
 SALT_KEY = "kvasir-salt:"
 """Beginning of the key that an engine adds to the hash of the block at a salt's place."""
@@ -62,17 +62,17 @@ def prompt_names(
     tokens: array[int],
     block_size: int,
     *,
-    images: Sequence[PromptImage] = (),
+    media: Sequence[PromptMedia] = (),
 ) -> array[int]:
-    """Return the names of a prompt's whole blocks, which no other model, salt, adapter or image shares,
+    """Return the names of a prompt's whole blocks, which no other model, salt, adapter or media shares,
     except those of a shared prefix."""
     place = salt_place(salt)
-    if place is not None or images:
+    if place is not None or media:
         tokens = tokens[:]
     if place is not None:
         mark_place(tokens, 0, place, block_size)
-    if images:
-        mark_images(tokens, images, salt, block_size)
+    if media:
+        mark_media(tokens, media, salt, block_size)
     return chain_hashes(tokens, block_size, prompt_root(model, salt, adapter))
 
 

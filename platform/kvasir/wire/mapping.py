@@ -45,7 +45,7 @@ class Part(Generic[T]):
     decode: Callable[[Any], dict[str, Any]]
 
 
-def message(make: type[T], kind: Any, **converters: Converter[Any]) -> MessageConverter[T]:
+def message(make: type[T], kind: Any, /, **converters: Converter[Any]) -> MessageConverter[T]:
     """The converter of the dataclass `make` to messages of class `kind`. Raises TypeError unless both have
     the same fields."""
     names, columns = _names(make), _columns(kind, converters)

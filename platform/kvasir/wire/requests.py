@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvasir.core.errors import ProtocolError
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import MediaKind, PromptMedia
 from kvasir.core.requests import (
     Constraint,
     Continuation,
@@ -56,6 +56,9 @@ _STRUCTURED = message(
 )
 _SAMPLING = message(Sampling, pb.Sampling, logit_bias=_LOGIT_BIAS, structured=_STRUCTURED)
 HANDOFF = message(KvHandoff, pb.KvHandoff)
+_KNOWN_KIND = enum("kind", MediaKind, pb.MediaKind, unset=True)
+# Routers of earlier versions send images, and do not say so.
+_MEDIA_KIND = replace(_KNOWN_KIND, decode=lambda value: _KNOWN_KIND.decode(value) or MediaKind.IMAGE)
 _REQUEST = message(
     EngineRequest,
     pb.EngineRequest,
@@ -65,7 +68,7 @@ _REQUEST = message(
     handoff=HANDOFF,
     continuation=message(Continuation, pb.Continuation),
     parsing=message(OutputParsing, pb.Parsing),
-    images=message(PromptImage, pb.Image),
+    media=message(PromptMedia, pb.Media, kind=_MEDIA_KIND),
 )
 
 

@@ -92,7 +92,7 @@ class Gateway:
             suffix=self._suffix,
         )
         self._errors = context.errors
-        self._fetches = context.image_fetches
+        self._fetches = context.media_fetches
         self._served = endpoints(context, core, callers, new_id=self._new_id, rng=self._rng)
         apart = spec.console.port is not None
         self._routes = Routes(self._served, callers, clock.now, console=not apart)

@@ -16,7 +16,7 @@ from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.console.site_files import ConsoleSite
 from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.filters.build import OutputFilters
-from kvasir_platform.gateway.images.fetch import ImageFetches
+from kvasir_platform.gateway.media.fetch import MediaFetches, fetched_kinds
 from kvasir_platform.gateway.operator.about_page import AboutPages
 from kvasir_platform.gateway.operator.operators import OperatorPages, operators_here, remote_operators
 from kvasir_platform.gateway.operator.pages import Pages
@@ -111,7 +111,6 @@ def gateway_context(
     suffix: Callable[[], str],
 ) -> GatewayContext:
     """Return what the endpoints share; see GatewayContext."""
-    images = deployment.gateway.image_inputs
     return GatewayContext(
         deployment,
         core.requests,
@@ -126,7 +125,7 @@ def gateway_context(
         suffix,
         shared_prefixes(deployment, models),
         traffic_parts(deployment, models, core.requests, core.shares, suffix, metrics=metrics, clock=clock),
-        ImageFetches(images, now=clock.now) if images.url_origins else None,
+        MediaFetches(deployment.gateway, now=clock.now) if fetched_kinds(deployment.gateway) else None,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from kvasir.checkpoint.image_tokens import image_rule
+from kvasir.checkpoint.media.rules import media_rules
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, sampling_defaults
 from kvasir.config.load.model_files import configured_template, matryoshka, resolve_model
 from kvasir.config.load.model_parsers import resolved
@@ -58,8 +58,8 @@ def make_models(deployment: Deployment) -> ModelTable:
         served = resolved(view, folder)
         classes = served_classes(view, folder)
         classifier = None if classes is None else classifier_of(classes, folder, template)
-        images = image_rule(folder)
-        models.append(EdgeModel.of(served, pool, dimensions, defaults, classifier, images=images))
+        media = media_rules(folder)
+        models.append(EdgeModel.of(served, pool, dimensions, defaults, classifier, media=media))
     return_memory()
     return ModelTable(models)
 

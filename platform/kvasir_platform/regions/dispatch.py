@@ -292,7 +292,7 @@ def rated(offers: Sequence[CellOffer]) -> list[CellOffer]:
 def _stays(request: Request) -> bool:
     """Whether a request runs at home in any case."""
     return bool(
-        request.images
+        request.media
         or request.adapter is not None
         or request.worker
         or request.sampling.prompt_logprobs is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from kvasir.core.media.prompts import MediaKind, kinds_of
 from kvasir.core.requests import Request, Role
 from kvasir.ports.routing import RoutingTarget
 from kvasir_router.fleet.columns import Columns, Selection
@@ -17,7 +18,7 @@ from kvasir_router.index import FleetIndex
 
 _MOST = 64
 
-_Key = tuple[str, str | None, bool, frozenset[str]]
+_Key = tuple[str, str | None, frozenset[MediaKind] | None, frozenset[str]]
 
 
 class Selections:
@@ -77,7 +78,8 @@ class Selections:
     ) -> Selection:
         if prefilled_on is not None:
             return self._select(request, prefilled_on).without(without, but=prefilled_on)
-        key = (request.model, request.adapter, bool(request.images), without)
+        media = kinds_of(request.media) if request.media else None
+        key = (request.model, request.adapter, media, without)
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= _MOST:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import TierLoad
 from kvasir.core.loads.gpu import GpuLoad
+from kvasir.core.media.prompts import kinds_of
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling
 from kvasir.ports.routing import RoutingTarget
 
@@ -101,8 +102,10 @@ class Worker:
         return adapter is None or adapter in self.adapters or adapter in self.identity.adapters
 
     def takes(self, request: Request) -> bool:
-        """Whether the request can run there, as far as its adapter and its images are concerned."""
-        return self.has(request.adapter) and (self.identity.images or not request.images)
+        """Whether the request can run there, as far as its adapter and its media are concerned."""
+        return self.has(request.adapter) and (
+            not request.media or kinds_of(request.media) <= self.identity.media_kinds
+        )
 
     @property
     def role(self) -> Role:

@@ -49,7 +49,7 @@ class LegControl:
             continuation=None if kind is Leg.PREFILL else state.continuation,
             tier_tokens=0 if kind is Leg.DECODE else sum(state.planned.predicted_tier_tokens),
             parsing=None if kind is Leg.PREFILL else request.parsing,
-            images=request.images,
+            media=request.media,
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.invariants import require
+from kvasir.core.media.prompts import kinds_of
 from kvasir.core.requests import Request
 from kvasir.native import StreamTokens
 from kvasir.ports.router import Accounting
@@ -211,9 +212,8 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
     def _unserved(self, state: RequestState) -> object | None:
         if not self._admission.parked(state.ticket):
             return None
-        nobody = (
-            "no worker of this model takes images" if state.request.images else "no worker serves this model"
-        )
+        kinds = " and ".join(sorted(kind.plural for kind in kinds_of(state.request.media)))
+        nobody = f"no worker of this model takes {kinds}" if kinds else "no worker serves this model"
         return state.last_error or self.fleet.missing() or nobody
 
     def validate_state(self) -> None:

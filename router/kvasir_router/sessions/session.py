@@ -27,7 +27,7 @@ from kvasir.core.messages import (
     WorkerMessage,
 )
 from kvasir.core.requests import EngineRequest
-from kvasir.core.session_link import LinkLimits, SessionLink, image_bytes, payload_bytes
+from kvasir.core.session_link import LinkLimits, SessionLink, media_bytes, payload_bytes
 from kvasir.core.values import value
 from kvasir.ports.clock import Clock, Rng
 from kvasir.ports.session import ConnectionLost, Dialer, RouterConnection
@@ -167,8 +167,8 @@ class WorkerSession:
             parts = [(message, payload_bytes(message))]
         try:
             for part, size in parts:
-                # The tail refers to images, which gateways bound: they must not end a session.
-                link.push(part, size - image_bytes(part))
+                # The tail refers to media, which gateways bound: they must not end a session.
+                link.push(part, size - media_bytes(part))
         except ProtocolError as error:
             self._doomed = True
             asyncio.get_running_loop().call_soon(self._lose, link, error.message)

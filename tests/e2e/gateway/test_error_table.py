@@ -94,7 +94,11 @@ ELSEWHERE: dict[str, str] = {
     "image_too_large": "tests/e2e/gateway/test_images.py",
     "too_many_images": "tests/e2e/gateway/test_images.py",
     "image_url_refused": "tests/e2e/gateway/test_images.py",
-    "image_fetch_failed": "tests/unit/gateway/images/test_fetch.py",
+    "image_fetch_failed": "tests/unit/gateway/media/test_fetch.py",
+    **dict.fromkeys(
+        ("invalid_media", "media_too_large", "too_many_media", "media_url_refused", "media_fetch_failed"),
+        "tests/e2e/gateway/test_media.py",
+    ),
     "data_residency": "tests/e2e/gateway/test_regions.py",
     "client_closed": "tests/e2e/gateway/test_openai_client.py",
     "tls_failed": "tests/security/test_http_tls.py",

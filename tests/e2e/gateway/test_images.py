@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import openai
 import pytest
-from tests.kit.gateway.http_edge import listening
-from tests.kit.image_files import bomb, data_url, png
-from tests.kit.models.vision import IMAGE_TOKENS, make_vision_tokenizer
+from tests.kit.media.image_files import bomb, data_url, png
+from tests.kit.media.viewers import APART, BLOCK, WHOLE, Viewer, open_viewer
+from tests.kit.models.media_tokenizer import make_media_tokenizer
+from tests.kit.models.vision import IMAGE_TOKENS, PLACEHOLDER
 
-from kvasir.checkpoint.image_tokens import FixedTokens
-from kvasir.clock import MonotonicClock
-from kvasir.config.spec.deployment import Deployment, EngineSpec, GatewaySpec, ModelSpec, PoolSpec
-from kvasir.config.spec.edge import ImagesSpec
-from kvasir.core.requests import Role
-from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir.checkpoint.media.images import FixedTokens
+from kvasir.checkpoint.media.rules import MediaRules
+from kvasir.config.spec.deployment import Deployment, GatewaySpec
+from kvasir.config.spec.media.inputs import ImagesSpec
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
-from kvasir_platform.gateway.start import make_gateway, make_metrics
-from kvasir_platform.sim.cluster import Cluster
 
-BLOCK = 16
 RED, BLUE = png(8, 8, (255, 0, 0)), png(8, 8, (0, 0, 255))
 LIMITS = ImagesSpec(max_images=3, max_bytes=4096, max_pixels=1000)
 TEXT = "What is in this picture, and which colours does it have? Answer in one short sentence, please. " * 2
-ENGINE = EngineSpec(kind="sim", block_size=BLOCK)
-WHOLE = (PoolSpec(name="serve", role=Role.BOTH, replicas=2, engine=ENGINE),)
-APART = tuple(PoolSpec(name=role.value, role=role, engine=ENGINE) for role in (Role.PREFILL, Role.DECODE))
 
 
 def seen(*images: bytes, text: str = TEXT) -> list[Any]:
@@ -40,60 +31,13 @@ def seen(*images: bytes, text: str = TEXT) -> list[Any]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
-@dataclass
-class Viewer:
-    """A client of a model that takes images, and its fleet."""
-
-    cluster: Cluster
-    client: openai.AsyncOpenAI
-    address: str
-
-    async def ask(self, messages: list[Any], **more: Any) -> tuple[str, int, int]:
-        """The answer, the tokens of the prompt, and the whole blocks of it that were cached, which are those
-        that the router expected."""
-        raw = await self.client.chat.completions.with_raw_response.create(
-            model="kvasir-tiny", messages=messages, max_tokens=8, temperature=0, **more
-        )
-        done = raw.parse()
-        assert done.usage is not None
-        assert done.usage.prompt_tokens_details is not None
-        cached = done.usage.prompt_tokens_details.cached_tokens or 0
-        decided = await self.decision(str(raw.headers["x-request-id"]))
-        assert decided["predicted_cached_tokens"] == cached
-        return done.choices[0].message.content or "", done.usage.prompt_tokens, cached // BLOCK
-
-    async def decision(self, request_id: str) -> Any:
-        reader, writer = await asyncio.open_connection(*self.address.split(":"))
-        writer.write(f"GET /decisions/{request_id} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n".encode())
-        page = (await reader.read()).partition(b"\r\n\r\n")[2]
-        writer.close()
-        return json.loads(page)["decisions"][0]
-
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer of any endpoint."""
-        reader, writer = await asyncio.open_connection(*self.address.split(":"))
-        data = json.dumps({"model": "kvasir-tiny", **body}).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-        answer = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
-        writer.close()
-        return answer
-
-    async def refused(self, messages: list[Any], **more: Any) -> Any:
-        """The error of a chat that is refused: its code, field and message."""
-        with pytest.raises(openai.APIStatusError) as caught:
-            await self.client.chat.completions.create(model="kvasir-tiny", messages=messages, **more)
-        body: Any = caught.value.body
-        return body["code"], body["param"], body["message"]
-
-
 Opened = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
 def vision_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelTokenizer, int]:
     folder = tmp_path_factory.mktemp("vision")
-    placeholder = make_vision_tokenizer(folder)
+    (placeholder,) = make_media_tokenizer(folder, {"image": PLACEHOLDER}).values()
     return ModelTokenizer.from_folder(folder, Deployment().tokenizer), placeholder
 
 
@@ -103,25 +47,10 @@ def opened(vision_tokenizer: tuple[ModelTokenizer, int]) -> Opened:
 
     @asynccontextmanager
     async def viewer(*, takes: bool = True, pools: Any = WHOLE, **images: Any) -> AsyncIterator[Viewer]:
-        clock = MonotonicClock()
-        deployment = Deployment(
-            model=ModelSpec(source="kvasir-tiny"),
-            disaggregation="never" if pools is WHOLE else "always",
-            pools=pools,
-            gateway=GatewaySpec(port=0, drain_timeout_s=0.0, image_inputs=LIMITS.model_copy(update=images)),
-        )
-        cluster = Cluster(deployment, clock)
-        await cluster.start()
-        rule = FixedTokens(placeholder, IMAGE_TOKENS) if takes else None
-        models = ModelTable([EdgeModel.of(deployment, tokenizer, images=rule)])
-        gateway = make_gateway(deployment, cluster.router, clock, make_metrics(deployment), models)
-        async with (
-            listening(gateway) as (host, port, _),
-            openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client,
-        ):
-            yield Viewer(cluster, client, f"{host}:{port}")
-        await cluster.rest()
-        await cluster.close()
+        rules = MediaRules(image=FixedTokens(placeholder, IMAGE_TOKENS) if takes else None)
+        spec = GatewaySpec(image_inputs=LIMITS.model_copy(update=images))
+        async with open_viewer(tokenizer, rules, spec, pools) as opened:
+            yield opened
 
     return viewer
 

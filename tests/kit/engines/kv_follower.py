@@ -9,8 +9,8 @@ from contextlib import aclosing
 
 from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
-from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvBatch, Medium
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import token_ids
 from kvasir.native import PrefixTree
 from kvasir.native.salt_places import prompt_names
@@ -58,13 +58,13 @@ class KvFollower:
         salt: str = "",
         adapter: str | None = None,
         *,
-        images: Sequence[PromptImage] = (),
+        media: Sequence[PromptMedia] = (),
     ) -> int:
         """Number of leading blocks of `tokens` that a rank holds."""
         identity = self._identity
         depths = array("I", bytes(16 * len(self._groups)))
         size = identity.kv.block_size
-        names = prompt_names(identity.model, salt, adapter or "", token_ids(tokens), size, images=images)
+        names = prompt_names(identity.model, salt, adapter or "", token_ids(tokens), size, media=media)
         self._tree.match(names, depths)
         return depths[len(Medium) * self._groups[rank]]
 
@@ -75,11 +75,11 @@ class KvFollower:
         salt: str = "",
         adapter: str | None = None,
         *,
-        images: Sequence[PromptImage] = (),
+        media: Sequence[PromptMedia] = (),
     ) -> int:
         """Number of cached prompt tokens on a rank: whole blocks, never including the last token."""
         size = self._identity.kv.block_size
-        return min(self.blocks(tokens, rank, salt, adapter, images=images), (len(tokens) - 1) // size) * size
+        return min(self.blocks(tokens, rank, salt, adapter, media=media), (len(tokens) - 1) // size) * size
 
     def _begin_anew(self) -> None:
         self._tree = PrefixTree(_CAPACITY, 0)

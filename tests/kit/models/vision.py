@@ -4,25 +4,16 @@ torchvision."""
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from kvasir.config.load.model_files import resolve_model
+from tests.kit.models.media_tokenizer import make_media_tokenizer
 
 _SEED = 27
 IMAGE_SIZE, PATCH = 980, 140
 IMAGE_TOKENS = 16
 """Tokens of any image."""
 PLACEHOLDER = "<image>"
-_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for part in message.content %}"
-    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 _TEXT: dict[str, Any] = {
     "model_type": "aria_text",
     "hidden_size": 128,
@@ -61,7 +52,7 @@ def make_vision_model(folder: Path) -> Path:
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
-    placeholder = make_vision_tokenizer(folder)
+    (placeholder,) = make_media_tokenizer(folder, {"image": PLACEHOLDER}).values()
     config = transformers.AriaConfig(
         text_config={**_TEXT, "vocab_size": placeholder + 1},
         vision_config=_VISION,
@@ -82,25 +73,3 @@ def make_vision_model(folder: Path) -> Path:
     (folder / "processor_config.json").write_text(json.dumps(processor))
     (folder / "done").touch()
     return folder
-
-
-def make_vision_tokenizer(folder: Path) -> int:
-    """Write the tokenizer of kvasir-tiny into `folder`, with a special token that stands for an image and a
-    chat template that has it, and return its id."""
-    source = resolve_model("kvasir-tiny")
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copyfile(source / name, folder / name)
-    (folder / "chat_template.jinja").write_text(_TEMPLATE)
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    number: int = 1 + max(
-        *tokenizer["model"]["vocab"].values(), *(each["id"] for each in tokenizer["added_tokens"])
-    )
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer["added_tokens"].append({"id": number, "content": PLACEHOLDER, "special": True, **flags})
-    path.write_text(json.dumps(tokenizer, ensure_ascii=False))
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text()) | {"extra_special_tokens": {"image_token": PLACEHOLDER}}
-    del config["chat_template"]
-    path.write_text(json.dumps(config))
-    return number

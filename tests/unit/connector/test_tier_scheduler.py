@@ -12,8 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from kvasir.config.spec.tiers import TiersSpec
-from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvEventKind, Medium
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.native import chain_hashes, root_hash
 from kvasir.native._twin import records
 from kvasir.native.salt_places import prompt_names
@@ -509,13 +509,13 @@ def test_routers_hear_the_names_that_they_use(make: Make) -> None:
 
 @pytest.mark.parametrize("adapter", ["", "ad:"], ids=["plain", "named by an adapter too"])
 def test_routers_hear_the_names_of_blocks_with_images(make: Make, adapter: str) -> None:
-    image = PromptImage(5, 6, b"digest", b"")
+    image = PromptMedia(5, 6, b"digest", b"")
     place = SimpleNamespace(offset=image.offset, length=image.length)
     feature = SimpleNamespace(identifier=adapter + image.key("s"), mm_position=place)
     engine = make()
     engine.serve(Request("first", prompt(17), cache_salt="s", mm_features=(feature,)))
     (entry,) = [entry for log in engine.side.take_logs() for entry in records(log)]
-    assert entry.names == prompt_names("m", "s", "", array("I", prompt(16)), SIZE, images=(image,))
+    assert entry.names == prompt_names("m", "s", "", array("I", prompt(16)), SIZE, media=(image,))
     assert entry.names != prompt_names("m", "s", "", array("I", prompt(16)), SIZE)
 
 

@@ -7,40 +7,41 @@ import random
 from array import array
 
 import pytest
-from tests.kit.image_files import bomb, gif, jpeg, webp
+from tests.kit.media.image_files import bomb, gif, jpeg, webp
 
-from kvasir.core.images.headers import image_header
-from kvasir.core.images.prompts import PromptImage, collapsed, expanded
+from kvasir.core.media.images import image_header
+from kvasir.core.media.prompts import MediaKind, PromptMedia, collapsed, expanded
 
 PLACE = 99
+PLACES = {MediaKind.IMAGE: PLACE}
 
 
-def image(length: int, name: bytes = b"cat") -> PromptImage:
-    return PromptImage(0, length, hashlib.sha256(name).digest(), name)
+def image(length: int, name: bytes = b"cat") -> PromptMedia:
+    return PromptMedia(0, length, hashlib.sha256(name).digest(), name)
 
 
 def test_placeholders_become_the_tokens_of_their_images_and_back() -> None:
     tokens = array("I", [1, PLACE, 2, 3, PLACE, PLACE, 4])
-    made, placed = expanded(tokens, PLACE, [image(3), image(1), image(2)])
+    made, placed = expanded(tokens, PLACES, [image(3), image(1), image(2)])
     assert made.tolist() == [1, *[PLACE] * 3, 2, 3, PLACE, *[PLACE] * 2, 4]
     assert [(each.offset, each.length) for each in placed] == [(1, 3), (6, 1), (7, 2)]
-    assert collapsed(made, PLACE, placed) == tokens
+    assert collapsed(made, PLACES, placed) == tokens
     # Output after the prompt may have the placeholder, and stays as it is.
-    assert collapsed(made + array("I", [PLACE]), PLACE, placed) == tokens + array("I", [PLACE])
+    assert collapsed(made + array("I", [PLACE]), PLACES, placed) == tokens + array("I", [PLACE])
 
 
 @pytest.mark.parametrize("found", [0, 2])
 def test_there_is_one_placeholder_for_each_image(found: int) -> None:
     with pytest.raises(ValueError, match=f"{found} placeholders for 1 images"):
-        expanded(array("I", [1] + [PLACE] * found), PLACE, [image(3)])
+        expanded(array("I", [1] + [PLACE] * found), PLACES, [image(3)])
 
 
 @pytest.mark.parametrize("places", [[(0, 2)], [(1, 4)], [(1, 0)], [(1, 3), (1, 3)], [(50, 2)]])
 def test_an_image_is_only_where_its_placeholders_are(places: list[tuple[int, int]]) -> None:
     tokens = array("I", [1, PLACE, PLACE, PLACE, 2])
-    images = [PromptImage(offset, length, b"", b"") for offset, length in places]
+    images = [PromptMedia(offset, length, b"", b"") for offset, length in places]
     with pytest.raises(ValueError, match="are not those of an image"):
-        collapsed(tokens, PLACE, images)
+        collapsed(tokens, PLACES, images)
 
 
 def test_keys_differ_between_images_and_between_salts() -> None:
@@ -50,7 +51,7 @@ def test_keys_differ_between_images_and_between_salts() -> None:
 
 
 def test_what_is_in_an_image_is_in_no_log() -> None:
-    assert "secret" not in repr(PromptImage(0, 1, b"d", b"secret"))
+    assert "secret" not in repr(PromptMedia(0, 1, b"d", b"secret"))
 
 
 @pytest.mark.parametrize(("make", "form"), [(bomb, "PNG"), (jpeg, "JPEG"), (gif, "GIF"), (webp, "WEBP")])

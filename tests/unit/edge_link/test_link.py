@@ -13,7 +13,7 @@ from tests.kit.gateway.scripted_router import ScriptedRouter
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.errors import CapacityError
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import Request
 from kvasir.native import StreamGaps
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
@@ -45,13 +45,13 @@ def submitted(both: Linked, name: str) -> ClientStream:
 
 
 async def test_images_come_to_the_core_as_the_edge_has_them() -> None:
-    images = (PromptImage(1, 2, bytes(32), b"\x89PNG" + bytes(300_000)), PromptImage(3, 1, b"d" * 32, b"x"))
+    images = (PromptMedia(1, 2, bytes(32), b"\x89PNG" + bytes(300_000)), PromptMedia(3, 1, b"d" * 32, b"x"))
     router = ScriptedRouter(MonotonicClock())
     async with linked(core_parts(router)) as both:
-        stream = ClientStream(replace(request("mine"), images=images))
+        stream = ClientStream(replace(request("mine"), media=images))
         both.link.router.submit(stream.request, stream)
         await until(lambda: router.streams)
-        assert router.streams[0].request.images == images
+        assert router.streams[0].request.media == images
         router.streams[0].finish()
         await stream.finished()
 

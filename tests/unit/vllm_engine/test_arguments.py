@@ -28,6 +28,7 @@ from kvasir.config.spec.engine_args import OWNED
 from kvasir.config.spec.tenants import SharedPrefixSpec, TenancySpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
 from kvasir.core.errors import ConfigError
+from kvasir.core.media.prompts import MediaKind
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
@@ -408,7 +409,7 @@ def test_an_engine_publishes_its_kv_events_only_where_it_is_told() -> None:
 def test_the_number_of_images_is_limited_for_models_that_take_them_only() -> None:
     deployment = one_pool()
     made = engine_arguments(
-        deployment, deployment.pools[0], model_path="/m", platform="cpu", takes_images=True
+        deployment, deployment.pools[0], model_path="/m", platform="cpu", media=[MediaKind.IMAGE]
     )
     assert made["limit_mm_per_prompt"] == {"image": 8, "video": 0, "audio": 0}
     assert made["mm_processor_cache_gb"] == 0

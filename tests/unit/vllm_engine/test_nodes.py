@@ -19,6 +19,7 @@ from kvasir.checkpoint.kv_movement import KvMovement
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ExpertBalancingSpec, PoolSpec
 from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, TiersSpec
+from kvasir.core.media.prompts import MediaKind
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace, leading
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
@@ -116,7 +117,7 @@ def test_engines_over_nodes_and_stages_hand_kv_over() -> None:
 def test_ranks_on_other_nodes_have_the_same_bounds_of_images() -> None:
     spec = deployment(WIDE)
     pool = spec.pools[0]
-    told: dict[str, Any] = {"model_path": "/m", "platform": "cuda", "takes_images": True}
+    told: dict[str, Any] = {"model_path": "/m", "platform": "cuda", "media": [MediaKind.IMAGE]}
     first, second = (follower_arguments(spec, pool, place=place, **told) for place in (FIRST, SECOND))
     assert second["limit_mm_per_prompt"] == {"image": 8, "video": 0, "audio": 0}
     assert {name for name in first if first[name] != second[name]} == {"node_rank"}

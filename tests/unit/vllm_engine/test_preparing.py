@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import (
     Constraint,
     Continuation,
@@ -154,12 +154,12 @@ async def test_images_of_one_request_at_a_time_are_decoded(
 ) -> None:
     from kvasir_workers.engines.vllm.output import preparing
 
-    taken = (PromptImage(0, 1, b"digest", b"data"),)
+    taken = (PromptMedia(0, 1, b"digest", b"data"),)
     with pytest.raises(ValueError, match="takes no images"):
-        await bench.preparer.prepare(bench.request(images=taken))
+        await bench.preparer.prepare(bench.request(media=taken))
     bench.preparer._images = images = Images()
     requests = [
-        bench.request(request_id=name, images=taken, leg=leg) for name, leg in zip("ab", Leg, strict=False)
+        bench.request(request_id=name, media=taken, leg=leg) for name, leg in zip("ab", Leg, strict=False)
     ]
     assert [bench.preparer.at_once(each) for each in requests] == [None, None]
     both = [asyncio.ensure_future(bench.preparer.prepare(each)) for each in requests]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import (
     Constraint,
     EngineRequest,
@@ -65,9 +65,9 @@ class Queue:
         )
         self.preparing.start(preparer, (ValueError,))
 
-    def begin(self, name: str, *images: PromptImage) -> LegStream:
+    def begin(self, name: str, *images: PromptMedia) -> LegStream:
         parsing = None if images else OutputParsing()
-        stream = LegStream(EngineRequest(name, token_ids([1]), Sampling(), parsing=parsing, images=images))
+        stream = LegStream(EngineRequest(name, token_ids([1]), Sampling(), parsing=parsing, media=images))
         self.preparing.begin(stream)
         return stream
 
@@ -115,7 +115,7 @@ async def test_slow_images_are_not_called_slow_rules() -> None:
     preparer = Preparer(faults={"rule": TimeoutError(), "image": TimeoutError()})
     queue = Queue(preparer)
     queue.begin("rule")
-    assert queue.begin("image", PromptImage(0, 1, b"digest", b"data")).wants_preparing
+    assert queue.begin("image", PromptMedia(0, 1, b"digest", b"data")).wants_preparing
     preparer.gate.set()
     await turn()
     assert [("schema" in message, "images" in message) for _, _, message in queue.failed] == [

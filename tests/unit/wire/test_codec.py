@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from kvasir.core.adapters import HeldAdapter
 from kvasir.core.errors import ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
-from kvasir.core.images.prompts import PromptImage
 from kvasir.core.kv import KvBatch, Medium, TierLoad
 from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.locality import MAX_NAME, MAX_NICS, Locality, Nic, NicProtocol
+from kvasir.core.media.prompts import MediaKind, PromptMedia
 from kvasir.core.messages import (
     Abort,
     AdapterAnswer,
@@ -114,8 +114,14 @@ PARSING = st.builds(
     reasoning=st.booleans(),
     template_kwargs=TEXT,
 )
-IMAGE = st.builds(
-    PromptImage, offset=U32, length=U32, digest=st.binary(max_size=4), data=st.binary(max_size=4)
+MEDIA = st.builds(
+    PromptMedia,
+    offset=U32,
+    length=U32,
+    digest=st.binary(max_size=4),
+    data=st.binary(max_size=4),
+    kind=st.sampled_from(MediaKind),
+    extent=U32,
 )
 REQUEST = st.builds(
     EngineRequest,
@@ -131,7 +137,7 @@ REQUEST = st.builds(
     trace_context=TEXT,
     tier_tokens=U32,
     parsing=st.none() | PARSING,
-    images=tuples(IMAGE),
+    media=tuples(MEDIA),
 ) | st.builds(
     EngineRequest,
     request_id=IDENT,
@@ -328,6 +334,15 @@ def test_token_bytes_that_are_no_whole_uint32_are_a_protocol_error() -> None:
 def test_an_unknown_leg_is_a_protocol_error(leg: int) -> None:
     with pytest.raises(ProtocolError, match=f"leg: unknown value {leg}"):
         decode_to_worker(submit(leg=leg))
+
+
+def test_an_item_whose_router_names_no_kind_is_an_image() -> None:
+    sent = session_pb2.SessionRequest.FromString(submit())
+    sent.frame.submit.requests[0].media.add(length=1)
+    decoded = decode_to_worker(sent.SerializeToString())
+    assert isinstance(decoded, RouterFrame)
+    assert isinstance(decoded.payload, Submit)
+    assert [item.kind for item in decoded.payload.requests[0].media] == [MediaKind.IMAGE]
 
 
 def test_an_unknown_finish_reason_is_a_protocol_error() -> None:

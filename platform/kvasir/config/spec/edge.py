@@ -8,8 +8,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kvasir.config.checks.outbound import OutboundRefused, check_target, parse_url
 from kvasir.config.spec.base import Spec, is_loopback
+from kvasir.config.spec.media.inputs import AudioSpec, ImagesSpec, VideosSpec
 from kvasir.config.spec.redis import LeaseRedisSpec, S3ServerSpec, bucket_of
 from kvasir.config.spec.tenants import TokenIssuerSpec
 
@@ -149,62 +149,6 @@ class BatchesSpec(Spec):
         return self
 
 
-class ImagesSpec(Spec):
-    """Images in requests, of models that take images. Gateways and workers check the limits; a change of
-    `max_images` or `max_pixels` restarts workers."""
-
-    max_images: int = Field(default=8, ge=0, le=256)
-    """Maximum images of a request. 0: images are refused."""
-    max_bytes: int = Field(default=4 << 20, ge=1024, le=64 << 20)
-    """Maximum bytes of an image file. A request is also bounded by `max_body_bytes`, in which a data URL
-    takes four bytes for three of the image."""
-    max_pixels: int = Field(default=1 << 24, ge=1, le=1 << 28)
-    """Maximum width times height of an image, which takes three bytes a pixel in a worker."""
-    max_held_bytes: int = Field(default=256 << 20, ge=1024)
-    """Maximum bytes of the images of all requests in flight, in each process that serves HTTP. Beyond it,
-    requests with images get 503."""
-    url_origins: tuple[str, ...] = Field(default=(), max_length=256)
-    """Origins from which images are fetched, each `https://host` or `https://host:port`. Default: none, and
-    images are sent as data URLs. Redirects are not followed."""
-    url_private_address: bool = False
-    """Allow origins with private addresses, such as a service in the same cluster, and http. Link-local
-    addresses and metadata services are always refused."""
-    url_timeout_s: float = Field(default=5.0, gt=0, le=60)
-    """Timeout of one image that is fetched."""
-
-    @field_validator("url_origins")
-    @classmethod
-    def _as_browsers_spell_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in value:
-            try:
-                target = parse_url(origin)
-            except OutboundRefused as error:
-                raise ValueError(f"{origin!r} is no origin: {error}") from error
-            if origin != f"{target.scheme}://{target.authority}":
-                raise ValueError(
-                    f"{origin!r} is no origin; write scheme://host or scheme://host:port in lower case, "
-                    "without a path and the scheme's own port, as in https://images.example.com"
-                )
-        return value
-
-    @model_validator(mode="after")
-    def _public_unless_said(self) -> Self:
-        for origin in self.url_origins:
-            target = parse_url(origin)
-            try:
-                check_target(target, private=self.url_private_address)
-            except OutboundRefused as error:
-                raise ValueError(
-                    f"url_origins: {error}; set url_private_address: true to allow it"
-                ) from error
-            if target.scheme != "https" and not self.url_private_address:
-                raise ValueError(
-                    f"url_origins: images are fetched over HTTPS; use https://{target.authority}, or set "
-                    "url_private_address: true"
-                )
-        return self
-
-
 class GatewaySpec(Spec):
     """The HTTP gateway."""
 
@@ -237,6 +181,8 @@ class GatewaySpec(Spec):
     responses: ResponsesSpec = ResponsesSpec()
     batches: BatchesSpec = BatchesSpec()
     image_inputs: ImagesSpec = ImagesSpec()
+    video_inputs: VideosSpec = VideosSpec()
+    audio_inputs: AudioSpec = AudioSpec()
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_bodies_bytes: int = Field(default=512 << 20, ge=1024)
     """Maximum bytes of bodies that are received or queued, over all connections."""

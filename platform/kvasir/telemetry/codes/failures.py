@@ -108,7 +108,7 @@ FAILURE_REASONS = (
     Reason(
         "images_busy",
         503,
-        "Images of other requests take `gateway.image_inputs.max_held_bytes`.",
+        "Images, videos and audio of other requests take `gateway.image_inputs.max_held_bytes`.",
         "Retry shortly.",
     ),
     Reason(

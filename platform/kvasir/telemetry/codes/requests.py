@@ -19,7 +19,7 @@ REQUEST_REASONS = (
     Reason(
         "unsupported_modality",
         400,
-        "Audio, video or files were sent, or images to a model that takes none here.",
+        "Files were sent, or images, videos or audio to a model that takes none here.",
         "Send what the model takes; the message names it.",
     ),
     Reason(
@@ -51,6 +51,40 @@ REQUEST_REASONS = (
         400,
         "An image could not be fetched from its URL.",
         "The message has the reason; or send the image as a data URL.",
+    ),
+    Reason(
+        "invalid_media",
+        400,
+        "A video or audio is no data URL in base64, is damaged, or is neither MP4, for videos, nor "
+        "WAV, MP3 or FLAC, for audio.",
+        "See `param`; the message has the reason.",
+    ),
+    Reason(
+        "media_too_large",
+        400,
+        "A video or audio has more bytes, pixels or seconds than `gateway.video_inputs` and "
+        "`gateway.audio_inputs` allow.",
+        "Send a smaller one; the message has the limit.",
+    ),
+    Reason(
+        "too_many_media",
+        400,
+        "A request has more videos than `gateway.video_inputs.max_videos`, or more audio files than "
+        "`gateway.audio_inputs.max_clips`.",
+        "Send fewer; the message has the limit.",
+    ),
+    Reason(
+        "media_url_refused",
+        400,
+        "A video or audio is a URL of an origin that is not in `url_origins` of `gateway.video_inputs` or "
+        "`gateway.audio_inputs`.",
+        "Send the file as a data URL.",
+    ),
+    Reason(
+        "media_fetch_failed",
+        400,
+        "A video or audio could not be fetched from its URL.",
+        "The message has the reason; or send the file as a data URL.",
     ),
     Reason(
         "unsupported_task",

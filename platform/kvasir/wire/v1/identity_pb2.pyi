@@ -144,7 +144,7 @@ class ModelWork(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., hidden: _Optional[int] = ..., dense: _Optional[float] = ..., head: _Optional[float] = ..., embedding: _Optional[float] = ..., attention: _Optional[_Iterable[_Union[AttentionWork, _Mapping]]] = ..., expert: _Optional[float] = ..., experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_layers: _Optional[int] = ..., state_bytes: _Optional[float] = ..., state_flops: _Optional[float] = ...) -> None: ...
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version", "reports_kv", "golden", "hardware", "model_parameters", "model_bytes", "shared_tier", "locality", "work", "any_role", "images")
+    __slots__ = ("worker_id", "epoch", "pool", "role", "model", "revision", "tokenizer_digest", "max_model_len", "kv", "kv_blocks", "engine", "engine_version", "transfer", "adapters", "data_parallel_size", "protocol_version", "hash_version", "reports_kv", "golden", "hardware", "model_parameters", "model_bytes", "shared_tier", "locality", "work", "any_role", "images", "media")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class WorkerIdentity(_message.Message):
     WORK_FIELD_NUMBER: _ClassVar[int]
     ANY_ROLE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     pool: str
@@ -199,4 +200,5 @@ class WorkerIdentity(_message.Message):
     work: ModelWork
     any_role: bool
     images: bool
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ..., reports_kv: _Optional[bool] = ..., golden: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., model_parameters: _Optional[int] = ..., model_bytes: _Optional[int] = ..., shared_tier: _Optional[str] = ..., locality: _Optional[_Union[Locality, _Mapping]] = ..., work: _Optional[_Union[ModelWork, _Mapping]] = ..., any_role: _Optional[bool] = ..., images: _Optional[bool] = ...) -> None: ...
+    media: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., pool: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., kv_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., transfer: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., data_parallel_size: _Optional[int] = ..., protocol_version: _Optional[int] = ..., hash_version: _Optional[int] = ..., reports_kv: _Optional[bool] = ..., golden: _Optional[_Iterable[_Union[GoldenPrompt, _Mapping]]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., model_parameters: _Optional[int] = ..., model_bytes: _Optional[int] = ..., shared_tier: _Optional[str] = ..., locality: _Optional[_Union[Locality, _Mapping]] = ..., work: _Optional[_Union[ModelWork, _Mapping]] = ..., any_role: _Optional[bool] = ..., images: _Optional[bool] = ..., media: _Optional[_Iterable[str]] = ...) -> None: ...

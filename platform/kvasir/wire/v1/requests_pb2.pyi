@@ -33,6 +33,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_ABORT: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class MediaKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEDIA_KIND_UNSPECIFIED: _ClassVar[MediaKind]
+    MEDIA_KIND_IMAGE: _ClassVar[MediaKind]
+    MEDIA_KIND_VIDEO: _ClassVar[MediaKind]
+    MEDIA_KIND_AUDIO: _ClassVar[MediaKind]
 LEG_UNSPECIFIED: Leg
 LEG_FULL: Leg
 LEG_PREFILL: Leg
@@ -50,6 +57,10 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ABORT: FinishReason
 FINISH_REASON_ERROR: FinishReason
+MEDIA_KIND_UNSPECIFIED: MediaKind
+MEDIA_KIND_IMAGE: MediaKind
+MEDIA_KIND_VIDEO: MediaKind
+MEDIA_KIND_AUDIO: MediaKind
 
 class Structured(_message.Message):
     __slots__ = ("constraint", "spec")
@@ -157,20 +168,24 @@ class Continuation(_message.Message):
     text_length: int
     def __init__(self, output_tokens: _Optional[int] = ..., text_length: _Optional[int] = ...) -> None: ...
 
-class Image(_message.Message):
-    __slots__ = ("offset", "length", "digest", "data")
+class Media(_message.Message):
+    __slots__ = ("offset", "length", "digest", "data", "kind", "extent")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
     offset: int
     length: int
     digest: bytes
     data: bytes
-    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+    kind: MediaKind
+    extent: int
+    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., kind: _Optional[_Union[MediaKind, str]] = ..., extent: _Optional[int] = ...) -> None: ...
 
 class EngineRequest(_message.Message):
-    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing", "second_text_at", "images")
+    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing", "second_text_at", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -185,7 +200,7 @@ class EngineRequest(_message.Message):
     TIER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARSING_FIELD_NUMBER: _ClassVar[int]
     SECOND_TEXT_AT_FIELD_NUMBER: _ClassVar[int]
-    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: bytes
     sampling: Sampling
@@ -200,8 +215,8 @@ class EngineRequest(_message.Message):
     tier_tokens: int
     parsing: Parsing
     second_text_at: int
-    images: _containers.RepeatedCompositeFieldContainer[Image]
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., second_text_at: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ...) -> None: ...
+    media: _containers.RepeatedCompositeFieldContainer[Media]
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., second_text_at: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

@@ -1,7 +1,7 @@
 """Decodes bodies of the Messages API strictly, with errors that name the invalid field.
 
 A server tool or a block that needs one is refused by its name, because a client that offers it relies on it;
-so are documents, and images in results of tools.
+so are documents, audio and videos, and images in results of tools.
 """
 
 from __future__ import annotations
@@ -46,6 +46,18 @@ class _OfferedTools(Struct):
     tools: list[_OfferedTool] | None = None
 
 
+class _SentMessage(Struct):
+    content: Any = None
+
+
+class _SentMessages(Struct):
+    """What is read of an invalid body, to name a kind of media in it."""
+
+    messages: list[_SentMessage] | None = None
+
+
+_SENT = msgspec.json.Decoder(_SentMessages)
+_NOT_IN_MESSAGES = ("audio", "video", "input_audio", "audio_url", "video_url")
 _OFFERED = msgspec.json.Decoder(_OfferedTools)
 
 
@@ -64,6 +76,7 @@ def _checked(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         decoded = decode_body(decoder, body)
     except RequestError:
         _refuse_server_tools(body)
+        _refuse_media(body)
         raise
     refuse_not_served(decoded)
     for i, message in enumerate(decoded.messages):
@@ -86,6 +99,24 @@ def _refuse_server_tools(body: bytes) -> None:
                 f"The tool {tool.type[:64]!r} is defined by Anthropic and not served here: describe it as a "
                 "tool of your own, with name and input_schema.",
             )
+
+
+def _refuse_media(body: bytes) -> None:
+    """Raise RequestError if an invalid body has audio or a video, of which Anthropic's API has none."""
+    try:
+        sent = _SENT.decode(body).messages
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return
+    for i, message in enumerate(sent or ()):
+        for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
+            kind = block.get("type") if isinstance(block, dict) else None
+            if kind in _NOT_IN_MESSAGES:
+                raise RequestError(
+                    f"The Messages API has no {kind}: Anthropic defines text and images only. Send it to "
+                    "/v1/chat/completions, to a model that takes it.",
+                    code="unsupported_modality",
+                    param=f"messages[{i}].content[{j}].type",
+                )
 
 
 def _check_tools(body: PromptFields) -> None:

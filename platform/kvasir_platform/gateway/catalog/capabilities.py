@@ -8,26 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvasir.checkpoint.image_tokens import ImageRule
+from kvasir.checkpoint.media.rules import MediaRules
 from kvasir.config.spec.deployment import Deployment
-from kvasir.config.spec.edge import ImagesSpec
+from kvasir.config.spec.media.served import MediaInputs
 from kvasir.core.errors import RequestError
 from kvasir.core.requests import Role
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInputs:
-    """How many tokens the model makes of images, and the limits on them."""
-
-    rule: ImageRule
-    limits: ImagesSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCapabilities:
     """What a model does: it generates, or its pools of role embed make embeddings or compute classes. `tools`
     and `reasoning`: whether the workers have the model's parsers for them. `client_templates`: whether
-    clients may bring chat templates of their own. `images` is None for a model that takes none."""
+    clients may bring chat templates of their own. `media` is None for a model of text only."""
 
     generates: bool = True
     embeds: bool = False
@@ -35,7 +27,7 @@ class ModelCapabilities:
     tools: bool = False
     reasoning: bool = False
     client_templates: bool = False
-    images: ImageInputs | None = None
+    media: MediaInputs | None = None
 
 
 TEXT_ONLY = ModelCapabilities()
@@ -43,11 +35,11 @@ TEXT_ONLY = ModelCapabilities()
 
 
 def model_capabilities(
-    deployment: Deployment, *, classifies: bool = False, rule: ImageRule | None = None
+    deployment: Deployment, *, classifies: bool = False, rules: MediaRules | None = None
 ) -> ModelCapabilities:
     """Return the capabilities of a single-model `deployment`: those that all of its pools for that work
-    share. `classifies`: the model computes classes in the place of embeddings. `rule` is that of the model's
-    images, None if it takes none."""
+    share. `classifies`: the model computes classes in the place of embeddings. `rules` are
+    what it makes of media, None if it takes text only."""
     speaking = [pool.engine for pool in deployment.pools if pool.role in (Role.DECODE, Role.BOTH)]
     return ModelCapabilities(
         generates=bool(speaking),
@@ -56,7 +48,7 @@ def model_capabilities(
         tools=bool(speaking) and all(engine.tool_parser is not None for engine in speaking),
         reasoning=bool(speaking) and all(engine.reasoning_parser is not None for engine in speaking),
         client_templates=deployment.api.trust_chat_templates,
-        images=None if rule is None else ImageInputs(rule, deployment.gateway.image_inputs),
+        media=None if rules is None or not rules.placeholders else MediaInputs(rules, deployment.gateway),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvasir.checkpoint.image_tokens import ImageRule
+from kvasir.checkpoint.media.rules import MediaRules
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
 from kvasir.config.load.model_files import Matryoshka
 from kvasir.config.spec.deployment import Deployment
@@ -45,15 +45,15 @@ class EdgeModel:
         defaults: SamplingDefaults = NEUTRAL,
         classifier: Classifier | None = None,
         *,
-        images: ImageRule | None = None,
+        media: MediaRules | None = None,
     ) -> EdgeModel:
         """Return the model of a single-model deployment, whose `max_model_len` is a number. Models with the
-        same tokenizer may share a pool. `images` is None for a model that takes none."""
+        same tokenizer may share a pool. `media` is None for a model of text only."""
         return cls(
             name=view.model.name,
             context=view.model.context_length,
             adapters=tuple(lora.name for lora in view.lora),
-            capabilities=model_capabilities(view, classifies=classifier is not None, rule=images),
+            capabilities=model_capabilities(view, classifies=classifier is not None, rules=media),
             tokenizers=tokenizer if isinstance(tokenizer, TokenizerPool) else TokenizerPool(tokenizer),
             matryoshka=matryoshka,
             defaults=defaults,

@@ -13,14 +13,13 @@ from typing import Any
 
 from kvasir.checkpoint.sampling_defaults import NEUTRAL, SamplingDefaults
 from kvasir.core.errors import RequestError
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia, kinds_of
 from kvasir.core.requests import OutputParsing, Sampling, StructuredOutput, token_ids
 from kvasir.core.values import value
 from kvasir_platform.gateway.catalog.capabilities import TEXT_ONLY, ModelCapabilities, check_generates
 from kvasir_platform.gateway.openai.conversation import TemplateMessage, template_messages
 from kvasir_platform.gateway.openai.sampling import sampling
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
-from kvasir_platform.gateway.openai.schema.image_parts import chat_images
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_CHOICES,
     MAX_PROMPT_LOGPROBS,
@@ -29,6 +28,7 @@ from kvasir_platform.gateway.openai.schema.limits import (
     check_depth,
     unsupported,
 )
+from kvasir_platform.gateway.openai.schema.media_parts import chat_media
 from kvasir_platform.gateway.openai.schema.sampling import SamplingFields
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody
 from kvasir_platform.gateway.openai.structured import structured
@@ -53,7 +53,7 @@ class Call:
     `answer_logprobs` is the number of alternatives in the response, `answer_prompt_logprobs` that of each
     prompt token, None for none; with `tokens_as_ids` they name tokens as `token_id:N`. `parsing` is None if
     the output text is the content. `echo` puts the prompt before each choice; `prompt_only` omits the
-    generated text, since an engine generates at least one token. `images` are those of a chat, in order.
+    generated text, since an engine generates at least one token. `media` are those of a chat, in order.
     `continuous_usage` adds usage to every chunk. `legacy_functions` returns calls as `function_call`.
     """
 
@@ -75,12 +75,12 @@ class Call:
     legacy_functions: bool = False
     truncation: Truncation | None = None
     priority: int = 0
-    images: tuple[PromptImage, ...] = ()
+    media: tuple[PromptMedia, ...] = ()
 
     @property
-    def image_bytes(self) -> int:
-        """Bytes of the images' files."""
-        return sum(len(image.data) for image in self.images)
+    def media_bytes(self) -> int:
+        """Bytes of the media files."""
+        return sum(len(item.data) for item in self.media)
 
 
 @value
@@ -107,9 +107,9 @@ def chat_call(
     check_generates(capabilities, body.model)
     box = toolbox(body, capabilities)
     kwargs = _template_kwargs(body)
-    images = chat_images(body.messages, capabilities, body.model)
-    if images:
-        _check_images(body, template)
+    media = chat_media(body.messages, capabilities, body.model)
+    if media:
+        _check_media(body, template, media)
     messages = template_messages(body.messages)
     options = ChatOptions(
         body.chat_template, body.add_generation_prompt, body.continue_final_message, body.documents
@@ -151,7 +151,7 @@ def chat_call(
         legacy_functions=box.legacy,
         truncation=_truncation(body),
         priority=body.priority or 0,
-        images=images,
+        media=media,
     )
 
 
@@ -341,11 +341,14 @@ def _check_prompt_logprobs(alternatives: int, prompt_tokens: int) -> None:
         )
 
 
-def _check_images(body: ChatBody, template: ChatTemplate | None) -> None:
+def _check_media(body: ChatBody, template: ChatTemplate | None, media: Sequence[PromptMedia]) -> None:
     if body.truncate_prompt_tokens is not None:
-        raise bad("A prompt with images cannot be truncated.", "truncate_prompt_tokens")
-    if template is not None and body.chat_template is None and not template.takes_images:
-        raise bad(f"The chat template of {body.model!r} has no place for images.", "messages")
+        kind = media[0].kind.plural
+        raise bad(f"A prompt with {kind} cannot be truncated.", "truncate_prompt_tokens")
+    if template is not None and body.chat_template is None:
+        for kind in kinds_of(media):
+            if not template.takes(kind):
+                raise bad(f"The chat template of {body.model!r} has no place for {kind.plural}.", "messages")
 
 
 def _or(value: int | None, default: int | None) -> int | None:

@@ -17,6 +17,9 @@ from kvasir_platform.gateway.openai.schema.limits import MAX_DEPTH, check_depth
 
 TemplateMessage = dict[str, Any]
 
+_SHOWN = {"image_url": "image", "video_url": "video", "audio_url": "audio", "input_audio": "audio"}
+"""What chat templates call the parts of media."""
+
 
 def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:
     """Return `messages` for a chat template. Raise RequestError for arguments that nest too deep or have too
@@ -61,8 +64,8 @@ def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, st
         return content or ""
     return [
         {"type": "text", "text": part.text or part.refusal or ""}
-        if part.image_url is None
-        else {"type": "image"}
+        if (shown := _SHOWN.get(part.type)) is None
+        else {"type": shown}
         for part in content
     ]
 

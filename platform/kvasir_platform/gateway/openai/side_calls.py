@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import token_ids
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities, check_classifies, check_embeds
 from kvasir_platform.gateway.openai.calls import ChatOptions, Truncation, prompts_of, render_chat
 from kvasir_platform.gateway.openai.conversation import template_messages
-from kvasir_platform.gateway.openai.schema.image_parts import chat_images
 from kvasir_platform.gateway.openai.schema.limits import MAX_INPUTS, bad
+from kvasir_platform.gateway.openai.schema.media_parts import chat_media
 from kvasir_platform.gateway.openai.schema.scoring import ClassifyBody
 from kvasir_platform.gateway.openai.schema.texts import DetokenizeBody, EmbeddingBody, TokenizeBody
 from kvasir_platform.gateway.openai.toolbox import Toolbox, template_tools
@@ -39,12 +39,12 @@ class EmbeddingCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeCall:
-    """A text to tokenize, with these images. `show_strings` also returns the tokens as strings."""
+    """A text to tokenize, with these media. `show_strings` also returns the tokens as strings."""
 
     text: str
     add_special_tokens: bool
     show_strings: bool
-    images: tuple[PromptImage, ...] = ()
+    media: tuple[PromptMedia, ...] = ()
 
 
 def embedding_call(
@@ -110,7 +110,7 @@ def tokenize_call(
         text = body.prompt or ""
         shown = text if in_prompts is None else in_prompts.prompt(text)
         return TokenizeCall(shown, body.add_special_tokens is not False, strings)
-    images = chat_images(body.messages, capabilities, model)
+    media = chat_media(body.messages, capabilities, model)
     text = render_chat(
         template_messages(body.messages),
         model=model,
@@ -121,7 +121,7 @@ def tokenize_call(
         capabilities=capabilities,
         control=in_chats,
     )
-    return TokenizeCall(text, bool(body.add_special_tokens), strings, images)
+    return TokenizeCall(text, bool(body.add_special_tokens), strings, media)
 
 
 def detokenize_ids(body: DetokenizeBody, vocabulary: int) -> array[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,6 +44,7 @@ _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 """Appended to the text to continue, and searched for in the prompt. It begins with a space: templates that
 strip it strip trailing space of the text too."""
 _CLIENT_TEMPLATES = 8
+_KINDS = 8
 """Maximum number of cached client templates."""
 
 
@@ -92,17 +93,20 @@ class ChatTemplate:
         self._takes_strings = self._probe(_PROBE)
         self._takes_parts = self._probe([{"type": "text", "text": _PROBE}])
         self._of_clients = lru_cache(_CLIENT_TEMPLATES)(self._compiled)
+        self._shows_media = lru_cache(_KINDS)(self._shows)
 
-    @cached_property
-    def takes_images(self) -> bool:
-        """Whether the template shows where an image is."""
+    def takes(self, kind: str) -> bool:
+        """Return whether the template shows where an item of media is: `image`, `video` or `audio`."""
+        return self._shows_media(kind)
+
+    def _shows(self, kind: str) -> bool:
         if not self._takes_parts:
             return False
         text = {"type": "text", "text": _PROBE}
         try:
             plain, pictured = (
                 self.render([{"role": "user", "content": content}], {})
-                for content in ([text], [{"type": "image"}, text])
+                for content in ([text], [{"type": kind}, text])
             )
         except RequestError:
             return False
@@ -247,7 +251,7 @@ def _tagged(message: Message) -> Message:
     if not content:
         raise _not_continued("it has no content")
     if "text" not in content[-1]:
-        raise _not_continued("it ends with an image")
+        raise _not_continued("it ends with an image, a video or audio")
     return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _CONTINUED}]}
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from kvasir_platform.gateway.openai.schema.chat import InputAudio
 from kvasir_platform.gateway.openai.schema.limits import (
     MAX_CALLS,
     MAX_MESSAGES,
@@ -31,8 +32,9 @@ from kvasir_platform.gateway.openai.schema.structured import (
 
 
 class InputPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    """One part of an item: `input_text`, `output_text`, `refusal`, `summary_text`, `reasoning_text`, or
-    `input_image` with a data URL, whose `detail` has no effect. What an answer adds to a part is accepted, so
+    """One part of an item: `input_text`, `output_text`, `refusal`, `summary_text`, `reasoning_text`,
+    `input_image` with a data URL, whose `detail` has no effect, `input_audio`, or `input_video` with a
+    data URL, which OpenAI's API has not. What an answer adds to a part is accepted, so
     that output can be sent back as it is."""
 
     type: str
@@ -43,13 +45,14 @@ class InputPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True, o
     #: What OpenAI's client adds to output that it has parsed: ignored.
     parsed: Any = None
     image_url: str | None = None
+    input_audio: InputAudio | None = None
+    video_url: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
 
     file_data: NotServed = None
     file_id: NotServed = None
     file_url: NotServed = None
     filename: NotServed = None
-    input_audio: NotServed = None
 
 
 Parts = Annotated[list[InputPart], Meta(max_length=MAX_PARTS)]

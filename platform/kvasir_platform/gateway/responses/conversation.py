@@ -17,6 +17,7 @@ from kvasir_platform.gateway.openai.schema.chat import (
     Function,
     FunctionCalled,
     ImageUrl,
+    MediaUrl,
     Message,
     NamedFunction,
     NamedTool,
@@ -37,7 +38,7 @@ from kvasir_platform.gateway.responses.body import (
     ResponsesBody,
     SchemaFormat,
 )
-from kvasir_platform.gateway.responses.decode import item_type
+from kvasir_platform.gateway.responses.decode import MEDIA_PARTS, item_type
 
 _PARAMS = (
     (re.compile(r"^messages\[\d+\].*$|^messages$"), "input"),
@@ -175,7 +176,7 @@ def _plain(message: Message) -> str:
 def _content(content: str | list[InputPart] | None) -> str | list[ContentPart]:
     if content is None or isinstance(content, str):
         return content or ""
-    if len(content) == 1 and content[0].image_url is None:
+    if len(content) == 1 and content[0].type not in MEDIA_PARTS:
         return content[0].text or content[0].refusal or ""
     return [_part(part) for part in content]
 
@@ -183,6 +184,10 @@ def _content(content: str | list[InputPart] | None) -> str | list[ContentPart]:
 def _part(part: InputPart) -> ContentPart:
     if part.image_url is not None:
         return ContentPart(type="image_url", image_url=ImageUrl(url=part.image_url))
+    if part.video_url is not None:
+        return ContentPart(type="video_url", video_url=MediaUrl(url=part.video_url))
+    if part.input_audio is not None:
+        return ContentPart(type="input_audio", input_audio=part.input_audio)
     if part.type == "refusal":
         return ContentPart(type="refusal", refusal=part.refusal)
     return ContentPart(type="text", text=part.text)

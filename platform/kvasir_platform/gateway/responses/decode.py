@@ -14,8 +14,10 @@ from kvasir_platform.gateway.openai.schema.limits import bad, missing, unsupport
 from kvasir_platform.gateway.responses.body import InputItem, InputPart, ResponsesBody, ResponseTool
 
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_MODALITIES = ("input_file", "input_audio")
-IMAGE_PART = "input_image"
+_MODALITIES = ("input_file",)
+MEDIA_PARTS = {"input_image": "image_url", "input_audio": "input_audio", "input_video": "video_url"}
+"""The field with the file of each type of part that is no text."""
+_SENT = {"input_image": "Images", "input_audio": "Audio files", "input_video": "Videos"}
 _NEEDED: dict[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -133,7 +135,9 @@ def _not_served(kind: str, served: Sequence[str], what: str, param: str) -> Requ
 def _check_modality(kind: str, param: str) -> None:
     if kind in _MODALITIES:
         raise RequestError(
-            f"Text and images are supported, not {kind}.", code="unsupported_modality", param=param
+            f"Text, images, videos and audio are supported, not {kind}.",
+            code="unsupported_modality",
+            param=param,
         )
 
 
@@ -172,26 +176,27 @@ def _check_item(item: InputItem, number: int) -> None:
         if getattr(item, name) is None:
             raise missing(f"input[{number}].{name}")
     if type(item.content) is list:
-        _check_parts(item.content, f"input[{number}].content", images=item.role == "user")
+        _check_parts(item.content, f"input[{number}].content", media=item.role == "user")
     if type(item.output) is list:
         _check_parts(item.output, f"input[{number}].output")
     if item.summary is not None:
         _check_parts(item.summary, f"input[{number}].summary")
 
 
-def _check_parts(parts: Sequence[InputPart], where: str, *, images: bool = False) -> None:
+def _check_parts(parts: Sequence[InputPart], where: str, *, media: bool = False) -> None:
     for i, part in enumerate(parts):
         at = f"{where}[{i}]"
         kind = part.type
-        if kind == IMAGE_PART:
-            if not images:
-                raise bad("Images are allowed in messages of the user only.", f"{at}.type")
+        for wanted, name in MEDIA_PARTS.items():
+            if kind != wanted and getattr(part, name) is not None:
+                raise bad(f"{name} is allowed in parts of type {wanted} only.", f"{at}.{name}")
+        if kind in MEDIA_PARTS:
+            if not media:
+                raise bad(f"{_SENT[kind]} are allowed in messages of the user only.", f"{at}.type")
             refuse_not_served(part, at)
-            if part.image_url is None:
-                raise missing(f"{at}.image_url")
+            if getattr(part, MEDIA_PARTS[kind]) is None:
+                raise missing(f"{at}.{MEDIA_PARTS[kind]}")
             continue
-        if part.image_url is not None:
-            raise bad("image_url is allowed in parts of type input_image only.", f"{at}.image_url")
         field = "text" if kind in TEXT_PARTS else "refusal" if kind == "refusal" else None
         if field is None:
             _check_modality(kind, f"{at}.type")

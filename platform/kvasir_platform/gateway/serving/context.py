@@ -12,7 +12,7 @@ from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.spans import SpanRecorder
 from kvasir_platform.gateway.catalog.models import ModelTable
 from kvasir_platform.gateway.filters.build import OutputFilters
-from kvasir_platform.gateway.images.fetch import ImageFetches
+from kvasir_platform.gateway.media.fetch import MediaFetches
 from kvasir_platform.gateway.serving.error_answers import ErrorAnswers
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.shared_prefixes import SharedPrefixes
@@ -23,7 +23,7 @@ from kvasir_platform.gateway.traffic.setup import TrafficParts
 class GatewayContext:
     """Dependencies of the endpoints. `names` records each call that reaches the router; `wall` returns Unix
     time in seconds; `suffix` returns a short random string; `prefixes` are those that tenants share, if any.
-    `traffic` is None if the spec has no routes, and `image_fetches` if it allows no URLs of images."""
+    `traffic` is None if the spec has no routes, and `media_fetches` if it allows no URLs of media."""
 
     deployment: Deployment
     router: RequestPort
@@ -38,7 +38,7 @@ class GatewayContext:
     suffix: Callable[[], str]
     prefixes: SharedPrefixes | None = None
     traffic: TrafficParts | None = None
-    image_fetches: ImageFetches | None = None
+    media_fetches: MediaFetches | None = None
 
 
 def brownout_line(brownout: BrownoutView) -> bytes:

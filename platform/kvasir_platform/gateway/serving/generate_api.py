@@ -27,7 +27,7 @@ from kvasir_platform.gateway.openai.calls import (
 )
 from kvasir_platform.gateway.openai.schema.chat import ChatBody
 from kvasir_platform.gateway.openai.schema.decode import decode_chat, decode_completion
-from kvasir_platform.gateway.openai.schema.image_parts import HeldImages, with_images
+from kvasir_platform.gateway.openai.schema.media_parts import HeldMedia, with_media
 from kvasir_platform.gateway.openai.schema.texts import CompletionBody, TokenizeBody
 from kvasir_platform.gateway.prompt.control_tokens import ControlTokens
 from kvasir_platform.gateway.serving.answering import answer_of
@@ -52,7 +52,7 @@ class GenerateApi(RoutedApi):
 
     def __init__(self, context: GatewayContext) -> None:
         super().__init__(context)
-        self._held = HeldImages(context.deployment.gateway.image_inputs.max_held_bytes)
+        self._held = HeldMedia(context.deployment.gateway.image_inputs.max_held_bytes)
 
     def chat(self, caller: Caller, exchange: Exchange) -> None:
         """POST /v1/chat/completions."""
@@ -128,7 +128,7 @@ class GenerateCall(RoutedCall):
         answers: AnswerFormat,
         asked: Served,
         stored_bytes: int,
-        held: HeldImages,
+        held: HeldMedia,
         route: RequestRoute | None = None,
     ) -> None:
         super().__init__(context, active, caller, exchange, served=asked, salt=body.cache_salt or "")
@@ -147,10 +147,15 @@ class GenerateCall(RoutedCall):
             self._place = self._place.or_policy(route.routed.policy)
 
     def start(self) -> None:
-        """Fetch the images that are URLs, and render. May raise KvasirError."""
-        fetches, body = self._context.image_fetches, self._body
-        takes_images = self._asked.model.capabilities.images is not None
-        if fetches is not None and takes_images and isinstance(body, ChatBody) and fetches.wanted(body):
+        """Fetch the media that are URLs, and render. May raise KvasirError."""
+        fetches, body = self._context.media_fetches, self._body
+        media = self._asked.model.capabilities.media
+        if (
+            fetches is not None
+            and media is not None
+            and isinstance(body, ChatBody)
+            and fetches.wanted(body, media.kinds)
+        ):
             fetches.begin(body, self.caller, self._held, self._fetched, self.failed)
         else:
             self._render()
@@ -221,7 +226,7 @@ class GenerateCall(RoutedCall):
             replaced=None if self._route is None else self._replaced,
             trace=self._trace,
         )
-        self._held.hold(call.image_bytes)
+        self._held.hold(call.media_bytes)
         self._begin(generation, charge)
         if filtered is not None:
             filtered.bind(generation.end_choice, generation.broken)
@@ -262,9 +267,9 @@ class GenerateCall(RoutedCall):
             self.failed(error)
 
     def _shadowed(self, route: RequestRoute) -> ShadowCopy | None:
-        """Return a copy of the call for the shadow of its route, None for none: images are not copied."""
+        """Return a copy of the call for the shadow of its route, None for none: media are not copied."""
         traffic = self._context.traffic
-        if traffic is None or route.routed.shadow is None or not route.first or self._call.images:
+        if traffic is None or route.routed.shadow is None or not route.first or self._call.media:
             return None
         return traffic.shadows.copy_of(
             route.routed,
@@ -276,7 +281,7 @@ class GenerateCall(RoutedCall):
         )
 
     def _ended(self, generation: Generation, copy: ShadowCopy | None = None) -> None:
-        self._held.drop(self._call.image_bytes)
+        self._held.drop(self._call.media_bytes)
         self.caller.turned_away(generation.error)
         self._end(generation)
         if copy is not None:
@@ -340,9 +345,9 @@ class GenerateCall(RoutedCall):
         made = []
         for i, prompt in enumerate(call.prompts):
             tokens = next(remaining) if isinstance(prompt, str) else prompt
-            images = call.images
-            if images and (inputs := self._served.model.capabilities.images) is not None:
-                tokens, images = with_images(tokens, images, inputs)
+            media = call.media
+            if media and (inputs := self._served.model.capabilities.media) is not None:
+                tokens, media = with_media(tokens, media, inputs)
             tokens = truncated(tokens, call.truncation, context, max(1, call.sampling.max_tokens or 1))
             wanted = call.sampling
             if self._answers.fits_output:
@@ -360,7 +365,7 @@ class GenerateCall(RoutedCall):
                     sampling=sampling,
                     session=self._session,
                     parsing=call.parsing,
-                    images=images,
+                    media=media,
                 )
             )
         return made

@@ -75,7 +75,7 @@ def _prompt(chat: ChatBody, model: EdgeModel) -> TokenizeCall:
     text = call.prompts[0]
     if not isinstance(text, str):
         raise AssertionError("a chat has a prompt that is no text")
-    return TokenizeCall(text, call.add_special_tokens, False, call.images)
+    return TokenizeCall(text, call.add_special_tokens, False, call.media)
 
 
 def _count(_call: TokenizeCall, tokens: array[int]) -> TokensCount:

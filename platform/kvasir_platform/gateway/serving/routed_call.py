@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvasir.core.errors import KvasirError
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import (
     EMPTY_SAMPLING,
     OutputParsing,
@@ -124,7 +124,7 @@ class RoutedCall(ServedCall):
         session: str = "",
         parsing: OutputParsing | None = None,
         second_text_at: int | None = None,
-        images: tuple[PromptImage, ...] = (),
+        media: tuple[PromptMedia, ...] = (),
     ) -> Request:
         """Return the router's request for a prompt; `number` is its place in a call with several."""
         salt, prefixes = self._salt, self._prefixes
@@ -151,7 +151,7 @@ class RoutedCall(ServedCall):
             key=self.exchange.key,
             worker=self._place.worker,
             second_text_at=second_text_at,
-            images=images,
+            media=media,
         )
 
     def _begin(self, run: RoutedRun, charge: Charge) -> None:

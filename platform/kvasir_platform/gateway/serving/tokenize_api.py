@@ -13,7 +13,7 @@ from kvasir_platform.gateway.catalog.models import EdgeModel
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Text, Tokens
 from kvasir_platform.gateway.openai.schema.decode import decode_detokenize, decode_tokenize
-from kvasir_platform.gateway.openai.schema.image_parts import with_images
+from kvasir_platform.gateway.openai.schema.media_parts import with_media
 from kvasir_platform.gateway.openai.side_calls import TokenizeCall, detokenize_ids, tokenize_call
 from kvasir_platform.gateway.serving.context import GatewayContext
 from kvasir_platform.gateway.serving.generate_api import renders_in_thread
@@ -124,9 +124,9 @@ class TokenizeTextCall(_TextCall):
 
     def encoded(self, ids: list[array[int]]) -> None:
         """Respond with what is shown of the token ids."""
-        tokens, images, inputs = ids[0], self._call.images, self._model.capabilities.images
-        if images and inputs is not None:
-            tokens, _ = with_images(tokens, images, inputs)
+        tokens, media, inputs = ids[0], self._call.media, self._model.capabilities.media
+        if media and inputs is not None:
+            tokens, _ = with_media(tokens, media, inputs)
         self._respond(self._shown(self._call, tokens))
 
     def _work(self) -> None:

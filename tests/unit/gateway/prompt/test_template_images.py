@@ -26,4 +26,4 @@ END = "{% endfor %}{% endfor %}"
     ],
 )
 def test_a_template_takes_images_if_it_shows_them(source: str, takes: bool) -> None:
-    assert ChatTemplate(source, {}).takes_images is takes
+    assert ChatTemplate(source, {}).takes("image") is takes

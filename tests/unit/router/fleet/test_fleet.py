@@ -10,7 +10,7 @@ import pytest
 
 from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.identity import Hardware, WorkerIdentity
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostRates, RateBook
@@ -130,8 +130,8 @@ def test_images_go_only_to_workers_that_say_they_take_them(stage: Stage) -> None
     stage.join("old")
     stage.join("new", images=True)
     assert len(stage.look(ask())) == 2
-    images = (PromptImage(0, 1, b"digest", b"data"),)
-    assert stage.look(ask(images=images)).targets == (RoutingTarget("new"),)
+    images = (PromptMedia(0, 1, b"digest", b"data"),)
+    assert stage.look(ask(media=images)).targets == (RoutingTarget("new"),)
     assert len(stage.look(ask())) == 2
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvasir.config.spec.tiers import TiersSpec
-from kvasir.core.images.prompts import image_key
+from kvasir.core.media.prompts import media_key
 from kvasir.native import chain_hashes
-from kvasir.native.image_marks import mark_image
+from kvasir.native.media_marks import mark_item
 from kvasir.native.salt_places import mark_place, prompt_root, salt_place
 from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
@@ -286,10 +286,10 @@ class TierScheduler:
             tokens = array("I", request.all_token_ids[len(names) * size : last * size])
             if (place := salt_place(salt)) is not None:
                 mark_place(tokens, len(names), place, size)
-            for image in request.mm_features:
-                at = image.mm_position
-                key = image_key(image.identifier)
-                mark_image(tokens, at.offset - len(names) * size, at.length, key, size)
+            for item in request.mm_features:
+                at = item.mm_position
+                key = media_key(item.identifier)
+                mark_item(tokens, at.offset - len(names) * size, at.length, key, size)
             names.extend(chain_hashes(tokens, size, names[-1] if names else root))
         return [
             TierBlock(bytes(request.block_hashes[at]), names[at], names[at - 1] if at else root)

@@ -320,5 +320,6 @@ class SimEngine:
             reports_kv=self._holdings is not None,
             any_role=True,
             images=True,
+            media=("video", "audio"),
             golden=self._golden,
         )

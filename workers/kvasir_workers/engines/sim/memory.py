@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvasir.native.image_marks import mark_image
+from kvasir.native.media_marks import mark_item
 from kvasir.native.salt_places import mark_place
 from kvasir_workers.engines.sim.blocks import BlockPool
 from kvasir_workers.engines.sim.reporting import CacheReport
@@ -63,8 +63,8 @@ class SequenceMemory:
             tokens = sequence.tokens[first * size : full * size]
             if place is not None:
                 mark_place(tokens, first, place, size)
-            for image, key in sequence.images:
-                mark_image(tokens, image.offset - first * size, image.length, key, size)
+            for item, key in sequence.media:
+                mark_item(tokens, item.offset - first * size, item.length, key, size)
             self._report.stored(
                 sequence.hashes[first - 1] if first else None,
                 sequence.hashes[first:full],

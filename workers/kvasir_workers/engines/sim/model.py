@@ -66,7 +66,7 @@ class Context:
         self._digest = hashlib.blake2b(f"{seed}/{adapter or ''}/{drawn}".encode(), digest_size=16)
 
     def see(self, digest: bytes) -> None:
-        """Append an image of the prompt, before its tokens."""
+        """Append an image, a video or audio of the prompt, before its tokens."""
         self._digest.update(digest)
 
     def extend(self, tokens: array[int]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvasir.core.errors import ConfigError
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import Delta, EngineRequest, FinishReason, KvHandoff, Leg, Sampling, Timings, Usage
 from kvasir.native.salt_places import SaltPlace, salt_place
 from kvasir_workers.engines.continued import continuation_fault, continued_tokens, text_fault
@@ -111,7 +111,7 @@ class Live:
 class Sequence:
     """One choice of a request: its tokens, its blocks, and how much KV is computed.
 
-    `hashes` are the chained hashes of its full blocks, computed as needed. `images` have their keys.
+    `hashes` are the chained hashes of its full blocks, computed as needed. `media` have their keys.
     """
 
     live: Live
@@ -122,7 +122,7 @@ class Sequence:
     output: SimOutput
     root: bytes
     place: SaltPlace | None = None
-    images: tuple[tuple[PromptImage, str], ...] = ()
+    media: tuple[tuple[PromptMedia, str], ...] = ()
     parser: SpeechParser | None = None
     state: SequenceState = SequenceState.WAITING
     blocks: list[int] = field(default_factory=list)
@@ -142,8 +142,8 @@ class Sequence:
             parent = self.hashes[-1] if self.hashes else self.root
             if self.place is not None and len(self.hashes) == self.place.tokens // block_size:
                 parent += self.place.key.encode()
-            for image, key in self.images:
-                if image.offset < begin + block_size and begin < image.offset + image.length:
+            for item, key in self.media:
+                if item.offset < begin + block_size and begin < item.offset + item.length:
                     parent += key.encode()
             self.hashes.append(chain_hash(parent, self.tokens[begin : begin + block_size]))
 
@@ -182,11 +182,11 @@ def make_sequences(live: Live, model: SimModel, limits: SimLimits, arrival: int)
     speech = _speech(request, model)
     sequences: list[Sequence] = []
     place = salt_place(request.salt)
-    images = tuple((image, image.key(request.salt)) for image in request.images)
+    media = tuple((item, item.key(request.salt)) for item in request.media)
     for index in range(choices):
         context = Context(limits.seed, request.adapter, sampling, index)
-        for image in request.images:
-            context.see(image.digest)
+        for item in request.media:
+            context.see(item.digest)
         context.extend(request.tokens)
         output = SimOutput(model, sampling, limit, speech)
         parser = None
@@ -207,7 +207,7 @@ def make_sequences(live: Live, model: SimModel, limits: SimLimits, arrival: int)
                 output=output,
                 root=root_hash("" if place is not None else request.salt, request.adapter),
                 place=place,
-                images=images,
+                media=media,
                 parser=parser,
             )
         )

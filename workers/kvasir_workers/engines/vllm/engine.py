@@ -13,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvasir.checkpoint.image_tokens import ImageRule, image_rule
+from kvasir.checkpoint.media.rules import MediaRules, media_rules
 from kvasir.config.spec.deployment import Deployment, PoolSpec
+from kvasir.config.spec.media.served import MediaInputs
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.requests import Delta, EngineRequest
 from kvasir.ports.engine import KvSource
@@ -59,7 +60,7 @@ class VllmEngine(VllmReplica[LegStream]):
         self._leases: dict[str, None] = {}
         self._preparing = Preparing(self._ready, self._fail)
         self._record: CacheRecord | None = None
-        self._images: ImageRule | None = None
+        self._media = MediaInputs(MediaRules(), deployment.gateway)
         if pool.engine.kv_events and pool.engine.prefix_caching:
             self._record = CacheRecord(deployment, pool, self._clock)
         self._held = False
@@ -109,9 +110,9 @@ class VllmEngine(VllmReplica[LegStream]):
 
     def _arguments(self, folder: str, platform: str, epoch: int) -> dict[str, Any]:
         self._epoch = epoch
-        self._images = image_rule(self._model_path)
-        takes_images = self._images is not None
-        events = None if self._record is None else self._record.open(epoch, images=takes_images)
+        self._media = MediaInputs(media_rules(self._model_path), self._deployment.gateway)
+        media = self._media.rules.placeholders
+        events = None if self._record is None else self._record.open(epoch, media=bool(media))
         return engine_arguments(
             self._deployment,
             self._pool,
@@ -120,7 +121,7 @@ class VllmEngine(VllmReplica[LegStream]):
             movement=movement_of(self._deployment, self._model_path),
             events=events,
             place=self._place,
-            takes_images=takes_images,
+            media=media,
         )
 
     def _build(self, arguments: dict[str, Any]) -> Any:
@@ -139,8 +140,7 @@ class VllmEngine(VllmReplica[LegStream]):
 
     async def _introduce(self, worker_id: str, epoch: int, digest: str) -> WorkerIdentity:
         runtime, llm, deployment, pool = self._vllm(), self._llm, self._deployment, self._pool
-        images = self._deployment.gateway.image_inputs
-        self._preparing.start(runtime.preparer(llm, pool.engine, self._images, images), runtime.REFUSED)
+        self._preparing.start(runtime.preparer(llm, pool.engine, self._media), runtime.REFUSED)
         length = min(_WARM_UP_PROMPT_TOKENS, llm.model_config.max_model_len - _WARM_UP_OUTPUT_TOKENS)
         copies = pool.engine.data_parallel_size
         warm_up = [1] * max(1, length)
@@ -160,7 +160,7 @@ class VllmEngine(VllmReplica[LegStream]):
             epoch=epoch,
             tokenizer_digest=digest,
             reports_kv=self._record is not None,
-            images=self._images is not None and images.max_images > 0,
+            media=self._media.kinds,
         )
 
     async def _begin_empty(self) -> None:

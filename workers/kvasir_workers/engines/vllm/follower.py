@@ -8,16 +8,18 @@ indefinitely. The caller has to end the process with the engine (kvasir_workers.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from kvasir.checkpoint.image_tokens import image_rule
 from kvasir.checkpoint.kv_movement import KvMovement
+from kvasir.checkpoint.media.rules import media_rules
 from kvasir.config.load.model_support import served_classes
 from kvasir.config.load.parallel_support import missing_kernels
 from kvasir.config.load.support import unsupported_features
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
+from kvasir.core.media.prompts import MediaKind
 from kvasir.core.requests import Role
 from kvasir_workers.engines.nodes import NodePlace
 from kvasir_workers.engines.vllm.embedding import embedding_arguments
@@ -41,7 +43,7 @@ def follower_arguments(
     place: NodePlace,
     movement: KvMovement | None = None,
     classifies: bool = False,
-    takes_images: bool = False,
+    media: Collection[MediaKind] = (),
 ) -> dict[str, Any]:
     """Return the leader's arguments with another place: ranks must agree on all that shapes what they
     compute. Agents of the transfer serve at this node's `transfer.host`."""
@@ -56,7 +58,7 @@ def follower_arguments(
         platform=platform,
         movement=movement,
         place=place,
-        takes_images=takes_images,
+        media=media,
     )
 
 
@@ -95,7 +97,7 @@ async def follow(
             place=place,
             movement=movement_of(deployment, Path(model_path)),
             classifies=served_classes(deployment, Path(model_path)) is not None,
-            takes_images=image_rule(Path(model_path)) is not None,
+            media=media_rules(Path(model_path)).placeholders,
         )
         await asyncio.to_thread(follower_runtime.run_ranks, arguments)
     except START_ERRORS as error:

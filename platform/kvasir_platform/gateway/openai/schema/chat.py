@@ -31,21 +31,34 @@ class ImageUrl(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+class MediaUrl(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """A video or audio as a data URL."""
+
+    url: str
+
+
+class InputAudio(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """Audio in base64. The header of the file says what it is, whatever `format` says."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac"]
+
+
 class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """One part of a message's content: `text` (also as `input_text` and `output_text`), `refusal`, or in
-    messages of the user `image_url`."""
+    messages of the user `image_url`, `video_url`, `audio_url` or `input_audio`."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | None = None
+    video_url: MediaUrl | None = None
+    audio_url: MediaUrl | None = None
+    input_audio: InputAudio | None = None
     #: Accepted and ignored: prefixes are cached without it.
     cache_control: JsonObject | None = None
 
-    audio_url: NotServed = None
     file: NotServed = None
-    input_audio: NotServed = None
-    video_url: NotServed = None
 
 
 class FunctionCalled(Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):

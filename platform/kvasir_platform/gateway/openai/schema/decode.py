@@ -28,7 +28,7 @@ from kvasir_platform.gateway.openai.schema.texts import (
     TokenizeBody,
 )
 
-_MODALITIES = ("audio_url", "file", "input_audio", "video_url")
+_MODALITIES = ("image_url", "video_url", "audio_url", "input_audio", "file")
 _PARTS: dict[str, str] = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
 #: Default values of unsupported fields, other than empty ones; they are accepted.
@@ -238,26 +238,32 @@ def _speaks_otherwise(message: Message) -> bool:
     )
 
 
-def _check_image(part: ContentPart, where: str, role: str) -> None:
-    if part.type != "image_url":
-        raise bad("image_url is allowed in parts of type image_url only.", f"{where}.image_url")
-    if part.image_url is None:
-        raise missing(f"{where}.image_url")
+def _check_media(part: ContentPart, where: str, role: str) -> None:
+    """Check a part that is no text, or has a field of one that is not."""
+    kind = part.type
+    values = dict(zip(_MODALITIES, _MODALITIES_VALUES(part), strict=True))
+    named = next((name for name, value in values.items() if value is not None and name != kind), None)
+    if "file" in (kind, named):
+        raise RequestError(
+            "Text, images, videos and audio are supported, not file.",
+            code="unsupported_modality",
+            param=f"{where}.{'type' if kind == 'file' else 'file'}",
+        )
+    if named is not None:
+        raise bad(f"{named} is allowed in parts of type {named} only.", f"{where}.{named}")
+    if values[kind] is None:
+        raise missing(f"{where}.{kind}")
     if part.text is not None or part.refusal is not None:
         raise bad("A part has one content: send the text as a part of its own.", where)
     if role != "user":
-        raise bad("Images are allowed in messages of the user only.", f"{where}.type")
+        sent = "Images" if kind == "image_url" else "Videos" if kind == "video_url" else "Audio files"
+        raise bad(f"{sent} are allowed in messages of the user only.", f"{where}.type")
 
 
 def _check_part(part: ContentPart, where: str, role: str) -> None:
-    kind, beside = part.type, _MODALITIES_VALUES(part)
-    if kind in _MODALITIES or any(beside):
-        other, at = (kind, "type") if kind in _MODALITIES else (_named(_MODALITIES, beside),) * 2
-        raise RequestError(
-            f"Text and images are supported, not {other}.", code="unsupported_modality", param=f"{where}.{at}"
-        )
-    if kind == "image_url" or part.image_url is not None:
-        _check_image(part, where, role)
+    kind = part.type
+    if kind in _MODALITIES or any(_MODALITIES_VALUES(part)):
+        _check_media(part, where, role)
         return
     field = _PARTS.get(kind)
     if field is None:

@@ -38,8 +38,8 @@ class CacheRecord:
         self._events: KvEvents | None = None
         self.holdings = Holdings(self._ranks, partial(root_hash, deployment.model.name))
 
-    def open(self, epoch: int, *, images: bool = False) -> EventEndpoints:
-        """Listen, before the engine starts; return the endpoints to publish to. `images`: prompts may have
+    def open(self, epoch: int, *, media: bool = False) -> EventEndpoints:
+        """Listen, before the engine starts; return the endpoints to publish to. `media`: prompts may have
         some. Raise ConfigError if the sockets cannot be created."""
         self._directory = Path(tempfile.mkdtemp(prefix="kvasir-kv-"))
         endpoints = EventEndpoints(self._directory)
@@ -52,7 +52,7 @@ class CacheRecord:
             endpoints,
             self._ranks,
             backlog=self._backlog,
-            marks=images or self._places_salts,
+            marks=media or self._places_salts,
         )
         return endpoints
 

@@ -40,7 +40,7 @@ class KvEvents:
 
     `lost` is set while the contents of a rank are partly unknown, as at the start; `holdings` must then be
     incomplete. `backlog` bounds the pending messages of a rank. With `marks`, the engine's salts may
-    begin after a shared prefix, or its prompts may have images.
+    begin after a shared prefix, or its prompts may have media.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Prepared:
     """The parameters of vLLM for a leg besides its sampling, and the parsers of its choices, none for a leg
     without parsing. `reasoning_ended` and `reasoning_parser_kwargs` are for AsyncLLM.add_request: whether the
     rule applies from the first token on, and the arguments of the engine core's own reasoning parser.
-    `prompt` is vLLM's input for a prompt with images, None for a prompt of tokens only."""
+    `prompt` is vLLM's input for a prompt with media, None for a prompt of tokens only."""
 
     parsers: tuple[ChoiceParser, ...] = ()
     structured: StructuredOutputsParams | None = None
@@ -69,27 +69,27 @@ class Prepared:
         return params | {name: value for name, value in changed.items() if value is not None}
 
 
-class ImagePreparer(Protocol):
-    """See kvasir_workers.engines.vllm.runtime.image_prompts."""
+class MediaPreparer(Protocol):
+    """See kvasir_workers.engines.vllm.runtime.media_prompts."""
 
     async def prompt(self, request: EngineRequest, threads: Executor) -> Any: ...
 
 
 class Preparer:
-    """Prepares legs of one engine. `images` is None for a model that takes none."""
+    """Prepares legs of one engine. `media` is None for a model of text only."""
 
-    def __init__(self, parsers: Parsers, rules: StructuredRules, images: ImagePreparer | None = None) -> None:
+    def __init__(self, parsers: Parsers, rules: StructuredRules, media: MediaPreparer | None = None) -> None:
         self._parsers = parsers
         self._rules = rules
-        self._images = images
-        self._one_with_images = asyncio.Lock()
+        self._media = media
+        self._one_with_media = asyncio.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvasir-prepare")
         self._judged: _Kept[StructuredOutputsParams] = _Kept()
         self._understood: _Kept[Understanding] = _Kept()
 
     def at_once(self, request: EngineRequest) -> Prepared | None:
         """Return the preparation if it takes microseconds, as for cached options; None otherwise."""
-        if request.images or request.continuation is not None or request.sampling.n > _MAX_INLINE_CHOICES:
+        if request.media or request.continuation is not None or request.sampling.n > _MAX_INLINE_CHOICES:
             return None
         if request.parsing is None:
             rule = request.sampling.structured
@@ -110,26 +110,26 @@ class Preparer:
         try:
             async with asyncio.timeout(TIME_LIMIT_S):
                 prepared = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-                if not request.images:
+                if not request.media:
                     return prepared
                 begun.clear()
-                # Decoded images are large, and vLLM processes those of one request at a time.
-                async with self._one_with_images:
+                # Decoded media are large, and vLLM processes those of one request at a time.
+                async with self._one_with_media:
                     begun.set()
-                    return replace(prepared, prompt=await self._with_images(request))
+                    return replace(prepared, prompt=await self._with_media(request))
         except TimeoutError:
             if begun.is_set():
                 raise
-            raise Busy("the worker is busy with tools, schemas and images of other requests") from None
+            raise Busy("the worker is busy with tools, schemas and media of other requests") from None
 
     def close(self) -> None:
         """Do not wait: a thread may be in a compiler that does not end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _with_images(self, request: EngineRequest) -> Any:
-        if self._images is None:
-            raise ValueError("the model of this worker takes no images")
-        return await self._images.prompt(request, self._threads)
+    async def _with_media(self, request: EngineRequest) -> Any:
+        if self._media is None:
+            raise ValueError("the model of this worker takes text only")
+        return await self._media.prompt(request, self._threads)
 
     def _work(self, request: EngineRequest) -> Prepared:
         if request.leg is Leg.PREFILL:

@@ -14,7 +14,7 @@ from kvasir.core.requests import EngineRequest
 from kvasir_workers.engines.vllm.output.stream import LegStream
 
 _SLOW = "the tools or the schema take too long to understand: send simpler ones"
-_SLOW_IMAGES = "the images take too long to decode: send smaller ones"
+_SLOW_MEDIA = "the images, videos or audio take too long to decode: send smaller ones"
 
 
 class Busy(Exception):
@@ -75,7 +75,7 @@ class Preparing:
         try:
             prepared = await preparer.prepare(stream.request)
         except TimeoutError:
-            fault = "invalid_value", _SLOW_IMAGES if stream.request.images else _SLOW
+            fault = "invalid_value", _SLOW_MEDIA if stream.request.media else _SLOW
         except Busy as error:
             fault = "worker_overloaded", str(error)
         except self._refused as error:

@@ -96,9 +96,9 @@ class LegStream:
     @property
     def wants_preparing(self) -> bool:
         """A prefill leg generates nothing that could follow a rule or be parsed; every leg needs the
-        images."""
+        media."""
         request = self.request
-        if request.images:
+        if request.media:
             return True
         if request.leg not in (Leg.FULL, Leg.DECODE):
             return False

@@ -21,10 +21,9 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from kvasir.checkpoint.image_tokens import ImageRule
 from kvasir.config.load.support import Platform
 from kvasir.config.spec.deployment import EngineSpec
-from kvasir.config.spec.edge import ImagesSpec
+from kvasir.config.spec.media.served import MediaInputs
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.requests import EngineRequest, Leg, Sampling
 from kvasir_workers.engines.continued import continued_tokens
@@ -33,7 +32,7 @@ from kvasir_workers.engines.vllm.output.parsing import Parsers
 from kvasir_workers.engines.vllm.output.preparing import Prepared, Preparer
 from kvasir_workers.engines.vllm.output.stream import pull_of
 from kvasir_workers.engines.vllm.output.structured import StructuredRules, VettedParams
-from kvasir_workers.engines.vllm.runtime.image_prompts import ImagePrompts
+from kvasir_workers.engines.vllm.runtime.media_prompts import MediaPrompts
 from kvasir_workers.engines.vllm.setup.arguments import compilers
 from kvasir_workers.engines.vllm.setup.golden import engine_golden
 from kvasir_workers.engines.vllm.setup.load import LoadRecorder
@@ -93,8 +92,8 @@ def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
     return made
 
 
-def preparer(llm: AsyncLLM, engine: EngineSpec, rule: ImageRule | None, limits: ImagesSpec) -> Preparer:
-    """Return the engine's preparer; `rule` is None for a model that takes no images. Raise ValueError if the
+def preparer(llm: AsyncLLM, engine: EngineSpec, inputs: MediaInputs) -> Preparer:
+    """Return the engine's preparer, for prompts with the media of `inputs`. Raise ValueError if the
     parsers do not work with the engine's tokenizer."""
     tokenizer, model_config = llm.tokenizer, llm.model_config
     rules = StructuredRules(
@@ -103,8 +102,8 @@ def preparer(llm: AsyncLLM, engine: EngineSpec, rule: ImageRule | None, limits: 
         model_config=model_config,
         tokenizer=tokenizer,
     )
-    images = None if rule is None else ImagePrompts(llm, rule, limits)
-    return Preparer(_parsers(tokenizer, model_config, engine), rules, images)
+    media = MediaPrompts(llm, inputs) if inputs.kinds else None
+    return Preparer(_parsers(tokenizer, model_config, engine), rules, media)
 
 
 def _parsers(tokenizer: Any, model_config: Any, engine: EngineSpec) -> Parsers:

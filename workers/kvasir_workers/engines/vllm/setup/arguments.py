@@ -6,6 +6,7 @@ configuration can be read, tested and shown without starting it. `engine.args` o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from kvasir.config.checks.quantization import ENGINE_METHODS
 from kvasir.config.load.object_storage import is_object_uri, streams_weights
 from kvasir.config.load.support import adapter_slots
 from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec, SpeculativeSpec
+from kvasir.config.spec.media.served import limits_of
+from kvasir.core.media.prompts import MediaKind
 from kvasir.core.requests import Role
 from kvasir.sizing.host import SMALL_KV_BYTES
 from kvasir_workers.engines.nodes import NodePlace
@@ -92,7 +95,7 @@ def engine_arguments(
     movement: KvMovement | None = None,
     events: EventEndpoints | None = None,
     place: NodePlace | None = None,
-    takes_images: bool = False,
+    media: Collection[MediaKind] = (),
 ) -> dict[str, Any]:
     """Return keyword arguments of vLLM's AsyncEngineArgs, except that `structured_outputs_config`,
     `kv_transfer_config` and `kv_events_config` are dicts of keyword arguments of StructuredOutputsConfig,
@@ -148,8 +151,8 @@ def engine_arguments(
             arguments["disable_hybrid_kv_cache_manager"] = True
     if events is not None:
         arguments["kv_events_config"] = _events(events)
-    if takes_images:
-        arguments |= _images(deployment)
+    if media:
+        arguments |= _media(deployment, media)
     arguments |= engine.args
     if not engine.complete_outputs:
         arguments["additional_config"] = {**arguments.get("additional_config", {}), CUT_OFF: True}
@@ -263,11 +266,13 @@ def _lora(deployment: Deployment) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": slots.count, "max_lora_rank": slots.rank}
 
 
-def _images(deployment: Deployment) -> dict[str, Any]:
-    most = deployment.gateway.image_inputs.max_images
+def _media(deployment: Deployment, media: Collection[MediaKind]) -> dict[str, Any]:
+    gateway = deployment.gateway
+    counts = {kind.value: limits_of(gateway, kind).most if kind in media else 0 for kind in MediaKind}
+    videos = {"count": counts["video"], "num_frames": gateway.video_inputs.frames}
     return {
-        "limit_mm_per_prompt": {"image": most, "video": 0, "audio": 0},
-        # vLLM's front and core each have a copy of the cache of processed images, which agree only if every
+        "limit_mm_per_prompt": counts | ({"video": videos} if counts["video"] else {}),
+        # vLLM's front and core each have a copy of the cache of processed media, which agree only if every
         # processed request reaches the core, and in order. Here a leg can end before it does.
         "mm_processor_cache_gb": 0,
     }

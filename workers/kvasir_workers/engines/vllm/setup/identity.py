@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from kvasir.config.load.model_parsers import answers_alike
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.identity import NO_KV, KvLayout, WorkerIdentity
+from kvasir.core.media.prompts import MediaKind
 from kvasir.core.model.work import ModelWork
 from kvasir.core.requests import Role
 from kvasir.performance.work import model_work
@@ -33,7 +35,7 @@ async def identity_of(
     epoch: int,
     tokenizer_digest: str,
     reports_kv: bool,
-    images: bool = False,
+    media: Collection[MediaKind] = (),
 ) -> WorkerIdentity:
     """Return the identity of `llm`, vLLM's AsyncLLM, as reported by its ranks. `runtime` is the engine's
     module that uses it, and `model_path` the model's own folder, before any quantization. An embed pool
@@ -60,7 +62,8 @@ async def identity_of(
         adapters=tuple(each.name for each in deployment.lora),
         data_parallel_size=copies,
         reports_kv=reports_kv,
-        images=images,
+        images=MediaKind.IMAGE in media,
+        media=tuple(sorted(kind.value for kind in media if kind is not MediaKind.IMAGE)),
         any_role=not embeds and answers_alike(deployment, pool),
         hardware=hardware_of(
             shares[0]["device"], devices=pool.engine.ranks, element_bytes=shares[0]["element_bytes"]

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.core.images.prompts import PromptImage
+from kvasir.core.media.prompts import PromptMedia
 from kvasir.native import Shadow, root_hash
 from kvasir.native.salt_places import prompt_names, salt_after, salt_place
 from kvasir_workers.engines.vllm.events.block_marks import with_marks
@@ -20,12 +20,12 @@ BLOCK = 8
 TOKENS = array("I", range(100, 180))
 
 
-def image(offset: int, length: int, name: bytes = b"cat") -> PromptImage:
-    return PromptImage(offset, length, hashlib.sha256(name).digest(), name)
+def image(offset: int, length: int, name: bytes = b"cat") -> PromptMedia:
+    return PromptMedia(offset, length, hashlib.sha256(name).digest(), name)
 
 
-def names(*images: PromptImage, salt: str = "") -> list[int]:
-    return prompt_names("m", salt, "", TOKENS, BLOCK, images=images).tolist()
+def names(*images: PromptMedia, salt: str = "") -> list[int]:
+    return prompt_names("m", salt, "", TOKENS, BLOCK, media=images).tolist()
 
 
 @given(offset=st.integers(0, 79), length=st.integers(1, 80))
@@ -49,7 +49,7 @@ def test_salts_keep_equal_images_apart_and_leave_a_shared_prefix() -> None:
     assert set(red[2:]).isdisjoint(blue)
 
 
-def extra_keys(images: list[PromptImage], salt: str, blocks: int) -> list[list[Any] | None]:
+def extra_keys(images: list[PromptMedia], salt: str, blocks: int) -> list[list[Any] | None]:
     """The keys of vLLM's events: the id of each image in a block and its place, then the salt."""
     place = salt_place(salt)
     made: list[list[Any] | None] = []
@@ -67,7 +67,7 @@ def extra_keys(images: list[PromptImage], salt: str, blocks: int) -> list[list[A
     return made
 
 
-def logged(images: list[PromptImage], salt: str, cut: int) -> list[int]:
+def logged(images: list[PromptMedia], salt: str, cut: int) -> list[int]:
     """The names that a worker's record gives to the blocks of a prompt, stored in two events."""
     blocks = len(TOKENS) // BLOCK
     keys = extra_keys(images, salt, blocks)

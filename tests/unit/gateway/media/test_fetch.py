@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.kit.image_files import data_url, png
+from tests.kit.media.image_files import data_url, png
 
-from kvasir.config.spec.edge import ImagesSpec
+from kvasir.config.spec.edge import GatewaySpec
+from kvasir.config.spec.media.inputs import ImagesSpec
 from kvasir.config.spec.routing import SloSpec
 from kvasir.config.spec.tenants import TenantSpec
 from kvasir.core.errors import CapacityError, RequestError
 from kvasir_platform.gateway.catalog.slo_classes import SloClasses
-from kvasir_platform.gateway.images.fetch import ImageFetches
+from kvasir_platform.gateway.media.fetch import MediaFetches
 from kvasir_platform.gateway.openai.schema.chat import ChatBody, ContentPart, ImageUrl, Message
-from kvasir_platform.gateway.openai.schema.image_parts import HeldImages
+from kvasir_platform.gateway.openai.schema.media_parts import HeldMedia
 from kvasir_platform.gateway.tenants.caller import Caller
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.salts import Open
@@ -70,9 +71,9 @@ async def host(reply: bytes) -> AsyncIterator[Host]:
         server.close()
 
 
-def fetches(*origins: str, **spec: Any) -> ImageFetches:
+def fetches(*origins: str, **spec: Any) -> MediaFetches:
     known = {"url_origins": origins, "url_private_address": True, "max_bytes": 4096, **spec}
-    return ImageFetches(ImagesSpec.model_validate(known), now=time.monotonic)
+    return MediaFetches(GatewaySpec.model_validate({"image_inputs": known}), now=time.monotonic)
 
 
 def tenant(**limits: Any) -> Caller:
@@ -82,7 +83,7 @@ def tenant(**limits: Any) -> Caller:
 
 
 async def fetched(
-    by: ImageFetches, body: ChatBody, caller: Caller | None = None, held: HeldImages | None = None
+    by: MediaFetches, body: ChatBody, caller: Caller | None = None, held: HeldMedia | None = None
 ) -> tuple[ChatBody, int]:
     """What is fetched for a chat. Raises what it fails with."""
     assert by.wanted(body)
@@ -90,7 +91,7 @@ async def fetched(
     by.begin(
         body,
         tenant() if caller is None else caller,
-        HeldImages(1 << 20) if held is None else held,
+        HeldMedia(1 << 20) if held is None else held,
         lambda *done: ended.set_result(done),
         ended.set_exception,
     )
@@ -157,8 +158,8 @@ async def test_a_listed_name_that_leads_to_a_metadata_service_is_not_connected_t
     async def resolve(_host: str, _port: int) -> list[str]:
         return ["169.254.169.254"]
 
-    spec = ImagesSpec(url_origins=("https://images.example.com",))
-    by = ImageFetches(spec, now=time.monotonic, resolve=resolve)
+    spec = GatewaySpec(image_inputs=ImagesSpec(url_origins=("https://images.example.com",)))
+    by = MediaFetches(spec, now=time.monotonic, resolve=resolve)
     with pytest.raises(RequestError, match="metadata service"):
         await fetched(by, chat("https://images.example.com/a.png"))
 
@@ -166,7 +167,7 @@ async def test_a_listed_name_that_leads_to_a_metadata_service_is_not_connected_t
 async def test_chats_that_wait_for_images_are_bounded_and_end_with_the_gateway() -> None:
     async with host(b"") as images:
         by = fetches(images.origin, url_timeout_s=60)
-        body, caller, held = chat(f"{images.origin}/x"), tenant(), HeldImages(1)
+        body, caller, held = chat(f"{images.origin}/x"), tenant(), HeldMedia(1)
         failed: list[BaseException] = []
         for _ in range(64):
             by.begin(body, caller, held, lambda *_: None, failed.append)
@@ -210,7 +211,7 @@ async def test_what_a_fetch_was_charged_is_returned_before_the_call_is_admitted(
 async def test_images_count_in_those_of_all_requests_while_they_are_fetched() -> None:
     async with host(answer(RED)) as images:
         by, url = fetches(images.origin), f"{images.origin}/x"
-        held = HeldImages(len(RED) * 2)
+        held = HeldMedia(len(RED) * 2)
         for _ in range(2):
             with pytest.raises(CapacityError) as caught:
                 await fetched(by, chat(url, url, url), held=held)

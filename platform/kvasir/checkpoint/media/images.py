@@ -110,18 +110,32 @@ def _grid(raw: Mapping[str, Any], folder: Path) -> GridTokens | None:
     path = folder / "preprocessor_config.json"
     if not path.is_file():
         return None
-    stated = read_json_object(path)
+    placeholder = raw.get("image_token_id")
+    if not isinstance(placeholder, int):
+        return None
+    return read_grid(placeholder, read_json_object(path), path)
+
+
+def read_grid(
+    placeholder: int,
+    stated: Mapping[str, Any],
+    path: Path,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+) -> GridTokens:
+    """Return the cells of a processor with the settings `stated` in `path`. `least` and `most` are the bounds
+    of the pixels where it states none. Raises ConfigError if it states no numbers."""
     size = stated.get("size") or {}
     read: tuple[Any, ...] = (
-        raw.get("image_token_id"),
         stated.get("patch_size"),
         stated.get("merge_size", 2),
-        stated.get("min_pixels", size.get("shortest_edge")),
-        stated.get("max_pixels", size.get("longest_edge")),
+        stated.get("min_pixels", size.get("shortest_edge", least)),
+        stated.get("max_pixels", size.get("longest_edge", most)),
     )
     if not all(isinstance(each, int) for each in read):
         raise ConfigError(
             f"{path}: it does not say how images are scaled: patch_size, min_pixels, max_pixels"
         )
-    placeholder, patch, merged, least, most = read
-    return GridTokens(placeholder, patch * merged, least, most)
+    patch, merged, fewest, greatest = read
+    return GridTokens(placeholder, patch * merged, fewest, greatest)

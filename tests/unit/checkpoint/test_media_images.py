@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvasir.checkpoint.image_tokens import FixedTokens, GridTokens, image_rule
+from kvasir.checkpoint.media.images import FixedTokens, GridTokens, image_rule
 from kvasir.core.errors import ConfigError
 
 CLIP = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}

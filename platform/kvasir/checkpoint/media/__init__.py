@@ -1,0 +1,1 @@
+"""What models make of images, videos and audio, from their files."""

@@ -1,0 +1,1 @@
+"""What requests may have besides text: images, videos and audio."""

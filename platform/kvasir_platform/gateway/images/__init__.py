@@ -1,1 +1,0 @@
-"""Images that clients name by URL."""

@@ -1,0 +1,1 @@
+"""Images, videos and audio that clients name by URL."""

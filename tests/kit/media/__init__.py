@@ -1,0 +1,1 @@
+"""Files of images, videos and audio, and clients that send them."""
