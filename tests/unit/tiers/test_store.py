@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tests.kit.engines.kept_tier import SIZE, KeptTier, content
+from tests.kit.kept_tier import SIZE, KeptTier, content
 
 from kvasir.core.kv import KvEventKind, Medium, TierLoad
 from kvasir.native._twin import records

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from tests.kit.engines.kept_tier import SIZE, KeptTier, content
+from tests.kit.kept_tier import SIZE, KeptTier, content
 
 from kvasir.core.kv import Medium
 from kvasir.ports.tier import TierBlock, TierRead
