@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.kit.clocks import StillClock
@@ -15,6 +16,7 @@ from tests.kit.clocks import StillClock
 from kvasir.core.errors import ConfigError
 from kvasir_platform.apps import cluster_control
 from kvasir_platform.apps.cluster_control import LEAVE_S, STUCK_S, ClusterControl, outlived
+from kvasir_platform.apps.common.failed_starts import read_failed_starts
 from kvasir_platform.apps.common.pods_file import PodsFile
 from kvasir_platform.apps.common.spec_file import SpecFile
 from kvasir_platform.apps.common.stopping import Stop
@@ -89,6 +91,20 @@ def test_a_password_that_cannot_be_read_is_named(tmp_path: Path, environ: dict[s
 def test_workers_outlive_a_head_that_keeps_its_state_in_redis() -> None:
     assert outlived({"RAY_REDIS_ADDRESS": "redis://redis:6379"})
     assert not outlived({})
+
+
+def test_why_a_pool_does_not_start_is_kept_for_events_and_reported_as_before(
+    tmp_path: Path, environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert environ
+    (tmp_path / "kvasir.yaml").write_text(SPEC)
+    spec, kept, pools = SpecFile(tmp_path / "kvasir.yaml", None), tmp_path / "kept", Mock()
+    control = ClusterControl(spec, PodsFile(None), "token", tmp_path, None, failed_starts=kept)
+    _, rolls = control._watches(pools, StillClock(), None)
+    rolls._tell("start_failed", pool="decode", attempt=3, next_at="08:00", message="no room")
+    (failed,) = read_failed_starts(kept)
+    assert (failed.pool, failed.attempt, failed.message) == ("decode", 3, "no room")
+    assert '"event": "start_failed"' in capsys.readouterr().out
 
 
 class Head:
