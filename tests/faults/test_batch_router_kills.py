@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import httpx
 import pytest
 from tests.kit.lab.fleet import Fleet, Layout
 from tests.kit.lab.gateway import until
+from tests.kit.lab.s3_server import ENVIRONMENT, S3Server
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.edge import BatchesSpec
 from kvasir_platform.gateway.batches.storage.journal import Journal
 from kvasir_platform.gateway.batches.storage.local_storage import LocalStorage
+from kvasir_platform.gateway.batches.storage.s3_storage import S3Storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
@@ -24,7 +29,21 @@ LINES = 10_000
 KILL_AT = (2_000, 6_000)
 
 
-def deployment(folder: Path) -> Deployment:
+@pytest.fixture(params=["folder", "s3"])
+def batches(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
+    """Where the deployment keeps its batches, as the spec says it."""
+    if request.param == "folder":
+        yield {"storage": str(tmp_path / "batches")}
+        return
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with S3Server() as server:
+        yield {"storage": f"s3://{server.bucket()}/batches", "s3": {"endpoint": server.url}}
+
+
+def deployment(batches: dict[str, Any]) -> Deployment:
     engine = {
         "kind": "sim",
         "block_size": 16,
@@ -35,7 +54,7 @@ def deployment(folder: Path) -> Deployment:
         {
             "disaggregation": "never",
             "pools": [{"name": "both", "role": "both", "engine": engine}],
-            "gateway": {"batches": {"storage": str(folder), "concurrency": 128}},
+            "gateway": {"batches": {**batches, "concurrency": 128}},
             "admission": {"spare_share": 1.0},
         }
     )
@@ -46,18 +65,21 @@ def row(number: int) -> str:
     return json.dumps({"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions", "body": body})
 
 
-def stored(folder: Path, name: str) -> dict[str, str]:
+def stored(spec: BatchesSpec, name: str) -> dict[str, str]:
     """The request that made the result of each line, by the line."""
-    journal = Journal(LocalStorage(folder), f"default/journals/{name}")
+    assert spec.storage is not None
+    in_folder = LocalStorage(Path(spec.storage))
+    storage = S3Storage.at(spec.storage, spec.s3) if spec.in_objects else in_folder
+    journal = Journal(storage, f"default/journals/{name}")
     shown = [json.loads(bytes(result.shown)) for result in journal.results()]
     return {each["custom_id"]: each["id"] for each in shown}
 
 
 async def test_ten_thousand_lines_have_one_result_each_though_the_router_is_killed_twice(
-    tmp_path: Path,
+    tmp_path: Path, batches: dict[str, Any]
 ) -> None:
-    folder, clock = tmp_path / "batches", MonotonicClock()
-    async with Fleet(tmp_path, deployment(folder), Layout({"both": 2}), clock=clock) as fleet:
+    spec, clock = deployment(batches), MonotonicClock()
+    async with Fleet(tmp_path, spec, Layout({"both": 2}), clock=clock) as fleet:
 
         async def asked(method: str, path: str, **more: Any) -> Any:
             async with httpx.AsyncClient(base_url=f"http://{fleet.routers[-1].address}") as client:
@@ -79,7 +101,7 @@ async def test_ten_thousand_lines_have_one_result_each_though_the_router_is_kill
         for lines in KILL_AT:
             await until(partial(done, lines), 120.0, f"{lines} lines", clock, 0.05)
             await fleet.routers[-1].process.kill()
-            before |= stored(folder, name)
+            before |= await asyncio.to_thread(stored, spec.gateway.batches, name)
             assert lines <= len(before) < LINES
             await fleet.all_ready(await fleet.add_router())
         await until(partial(done, LINES), 120.0, "all lines", clock, 0.05)
