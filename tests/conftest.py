@@ -21,6 +21,8 @@ from tests.kit.suite.started import Starts
 if TYPE_CHECKING:
     from tests.kit.shared.engines import EngineRegistry
 
+    from kvasir.config.spec.deployment import Deployment
+
 settings.register_profile("change", max_examples=30, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
 
@@ -123,6 +125,15 @@ async def engines(engine_registry: EngineRegistry, group_ends: GroupEnds) -> Asy
     yield engine_registry
     if group_ends.now:
         await engine_registry.stop()
+
+
+@pytest.fixture(scope="session")
+def over_nccl(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """The spec of that name in tests/kit/shared/specs.py."""
+    from tests.kit.shared.specs import over_nccl
+
+    pytest.importorskip("vllm")
+    return over_nccl(tmp_path_factory.mktemp("over-nccl"))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.kit.shared.deployments import StackRegistry
 from tests.kit.shared.engines import EngineRegistry, WantedEngine, engines_of
-from tests.kit.shared.specs import OVER_NCCL, PLAIN, PLAIN_ENGINE, apart
+from tests.kit.shared.specs import PLAIN, PLAIN_ENGINE, apart
 
 
 @dataclass
@@ -93,5 +93,5 @@ def test_engines_are_equal_when_nothing_of_their_own_spec_differs() -> None:
     other_prefill, other_decode = engines_of(speaking)
     assert other_prefill.key == prefill.key
     assert other_decode.key != decode.key
-    assert engines_of(OVER_NCCL)[0].key != prefill.key
+    assert engines_of(apart(PLAIN_ENGINE, kind="nccl"))[0].key != prefill.key
     assert WantedEngine(PLAIN, "prefill", "prefill-0", variant="zeroing").key != prefill.key

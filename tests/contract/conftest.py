@@ -17,7 +17,6 @@ from tests.kit.shared.engines import EngineRegistry, engines_of
 from tests.kit.shared.specs import BLOCK, CHUNK, PLAIN, apart
 
 from kvasir.clock import MonotonicClock
-from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, SimSpec
 from kvasir.ports.engine import Engine
 from kvasir_workers.engines.vllm.setup.arguments import environment
@@ -49,29 +48,9 @@ def sim_engine_factory() -> EngineFactory:
     return make
 
 
-@pytest.fixture(scope="session")
-def vllm_engine_factory() -> EngineFactory:
-    """Real engines on kvasir-tiny."""
-    pytest.importorskip("vllm")
-    from kvasir_workers.engines.vllm.engine import VllmEngine
-
-    model_path = str(resolve_model(PLAIN.model.source))
-
-    def make(pool: str) -> Engine:
-        return VllmEngine(PLAIN, PLAIN.pool(pool), model_path=model_path)
-
-    return make
-
-
 @pytest.fixture(scope="session", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture(scope="session")
-def engine_factory(request: pytest.FixtureRequest, kind: str) -> EngineFactory:
-    factory: EngineFactory = request.getfixturevalue(f"{kind}_engine_factory")
-    return factory
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

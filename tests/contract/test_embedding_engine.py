@@ -44,7 +44,9 @@ def deployment(kind: Literal["sim", "vllm"]) -> Deployment:
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=["sim", pytest.param("vllm", marks=pytest.mark.slow)]
+    scope="module",
+    loop_scope="session",
+    params=["sim", pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.soak])],
 )
 async def bench(request: pytest.FixtureRequest, engines: EngineRegistry) -> AsyncIterator[EngineBench]:
     spec = deployment(request.param)

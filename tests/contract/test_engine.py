@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench
+from tests.kit.engines.bench import EngineBench, FreshPrompts, start_bench, stops_silently
 from tests.kit.engines.kv_follower import KvFollower
 from tests.kit.engines.recorder import Recorded
 from tests.kit.shared.specs import BLOCK, CONTEXT
@@ -498,21 +498,12 @@ async def test_a_healthy_engine_does_not_report_failure(bench: EngineBench, prom
     failed.cancel()
 
 
+# tests/faults/test_vllm_engine_death.py has the same for vLLM, when its engine is not needed any more.
 async def test_stop_ends_silently_and_twice_is_once(
-    engine_factory: Callable[[str], Engine], prompts: FreshPrompts
+    sim_engine_factory: Callable[[str], Engine], prompts: FreshPrompts
 ) -> None:
-    bench = await start_bench(engine_factory("decode"), "stopped-0")
-    request = bench.request(prompts.fresh(50), prompts.sampling(max_tokens=400))
-    bench.engine.submit([request])
-    recorded = await bench.first_delta(request.request_id)
-    await bench.engine.stop()
-    seen = (bench.recorder.batches, recorded.deltas)
-    await bench.engine.stop()
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert (bench.recorder.batches, recorded.deltas) == seen
-    assert recorded.last is None
-    assert bench.recorder.violations == []
+    bench = await start_bench(sim_engine_factory("decode"), "stopped-0")
+    await stops_silently(bench, bench.request(prompts.fresh(50), prompts.sampling(max_tokens=400)))
 
 
 async def test_a_leg_that_embeds_is_refused(bench: EngineBench, prompts: FreshPrompts) -> None:

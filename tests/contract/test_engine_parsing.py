@@ -44,6 +44,12 @@ def prompts() -> FreshPrompts:
     return FreshPrompts(random.Random(31))
 
 
+@pytest.fixture
+def bench(pair: list[EngineBench]) -> EngineBench:
+    """The engine without parsers of its own."""
+    return pair[0]
+
+
 def fresh(prompts: FreshPrompts) -> list[int]:
     """It ends with a whole character: after a half one, vLLM tells the prompt's text again."""
     return [*prompts.fresh(40), 70]

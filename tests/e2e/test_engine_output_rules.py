@@ -18,7 +18,7 @@ import pytest_asyncio
 from tests.kit.engines.bench import EngineBench, FreshPrompts
 from tests.kit.engines.recorder import Choice, FullRecorder, Recorded
 from tests.kit.shared.engines import EngineRegistry, engines_of
-from tests.kit.shared.specs import PLAIN_ENGINE, apart
+from tests.kit.shared.specs import PLAIN
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir.core.requests import (
@@ -90,9 +90,7 @@ class Prompts(FreshPrompts):
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(engines: EngineRegistry) -> Sequence[EngineBench]:
     """An engine that prefills, and one that decodes and knows hermes' tools and qwen3's reasoning."""
-    spoken = {"tool_parser": "hermes", "reasoning_parser": "qwen3", "tool_strictness": "parameter"}
-    decode = PLAIN_ENGINE.model_copy(update=spoken | {"max_num_seqs": 8})
-    return await engines.running(*engines_of(apart(PLAIN_ENGINE, decode, overlap="always")))
+    return await engines.running(*engines_of(PLAIN))
 
 
 @pytest.fixture

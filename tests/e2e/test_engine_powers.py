@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,6 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import (
     Deployment,
     EngineSpec,
-    LoraSpec,
     ModelSpec,
     PoolSpec,
     SpeculationStep,
@@ -131,13 +130,9 @@ def running(tmp_path: Path, engines: EngineRegistry) -> Callable[[Deployment], A
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pair(tmp_path_factory: pytest.TempPathFactory, engines: EngineRegistry) -> Pair:
+async def pair(over_nccl: Deployment, engines: EngineRegistry) -> Pair:
     """Chunked prefill and prefix caching, a LoRA adapter, and speculation on the decode engine."""
-    adapter = write_adapter(tmp_path_factory.mktemp("powers") / "adapter", rank=8)
-    spec = deployment(
-        decode={"speculative": SpeculativeSpec(tokens=3)}, lora=(LoraSpec(name="loud", path=str(adapter)),)
-    )
-    return Pair(*await engines.running(*engines_of(spec)))
+    return Pair(*await engines.running(*engines_of(over_nccl)))
 
 
 async def test_chunked_prefill_and_prefix_caching(pair: Pair, prompts: FreshPrompts) -> None:
@@ -264,6 +259,27 @@ async def test_lora_adapters(pair: Pair, prompts: FreshPrompts) -> None:
     assert adapted != await pair.assert_equal(prompt)
 
 
+async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_tokens(
+    pair: Pair, prompts: FreshPrompts
+) -> None:
+    bench, sampling = pair.prefill, replace(GREEDY, max_tokens=250)
+    asked = [prompts.fresh(200) for _ in range(16)]
+    before = bench.engine.load()
+    alone = []
+    for at in range(0, len(asked), 8):  # as many as the device has room for
+        fit = [bench.request(each, sampling, salt="alone") for each in asked[at : at + 8]]
+        alone += [each.choice().tokens for each in await bench.run(*fit)]
+    assert bench.engine.load().preemptions == before.preemptions
+    done = await bench.run(*(bench.request(prompt, sampling) for prompt in asked))
+    assert [each.choice().tokens for each in done] == alone
+    await bench.generate([7], GREEDY)
+    load = bench.engine.load()
+    swapped_in, recomputed = load.swapped_in - before.swapped_in, load.recomputed - before.recomputed
+    assert swapped_in > 0
+    assert recomputed > 0
+    assert swapped_in + recomputed == load.preemptions - before.preemptions
+
+
 @pytest.mark.soak
 async def test_tensor_parallel(running: Any, prompts: FreshPrompts) -> None:
     async with running(deployment({"tensor_parallel_size": 2})) as pair:
@@ -311,33 +327,3 @@ async def test_a_parser_whose_marks_the_model_has_not_is_refused_before_a_core_s
 
 def replace_engine(pool: PoolSpec, **changes: Any) -> PoolSpec:
     return pool.model_copy(update={"engine": pool.engine.model_copy(update=changes)})
-
-
-def write_adapter(folder: Path, rank: int) -> Path:
-    """A LoRA on q_proj, random and large enough to change what is said."""
-    import torch
-    from safetensors.torch import save_file
-
-    config = json.loads((MODEL / "config.json").read_text())
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    generator = torch.Generator().manual_seed(1)
-    tensors = {}
-    for layer in range(layers):
-        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator) * 0.3
-        tensors[f"{name}.lora_B.weight"] = torch.randn(hidden, rank, generator=generator) * 0.3
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(
-        json.dumps(
-            {
-                "peft_type": "LORA",
-                "task_type": "CAUSAL_LM",
-                "r": rank,
-                "lora_alpha": 16,
-                "target_modules": ["q_proj"],
-                "bias": "none",
-            }
-        )
-    )
-    return folder

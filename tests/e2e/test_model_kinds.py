@@ -77,23 +77,23 @@ def gap(one: dict[int, float], other: dict[int, float]) -> float:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_model_with_interleaved_windows_is_handed_over_with_equal_tokens(
-    tmp_path: Path, engines: EngineRegistry
+    over_nccl: Deployment, engines: EngineRegistry
 ) -> None:
     prompts = FreshPrompts(random.Random(5))
-    async with handed_over("gemma3", tmp_path, engines) as pair:
-        # Within the window of 256 tokens, beyond it, and in several steps.
-        for length in (200, 500, 1300):
-            prompt = prompts.fresh(length)
-            apart = await pair.apart(prompt)
-            assert apart.choice().tokens == (await pair.together(prompt)).choice().tokens
-            assert apart.last is not None
-            assert apart.last.usage is not None
-            assert apart.last.usage.transferred_tokens == length - 1
-            again = await pair.apart(prompt)
-            assert again.choice().tokens == apart.choice().tokens
-            assert again.last is not None
-            assert again.last.usage is not None
-            assert again.last.usage.cached_tokens
+    pair = HandedOver(*await engines.running(*engines_of(over_nccl)))
+    # Within the window of 256 tokens, beyond it, and in several steps.
+    for length in (200, 500, 1300):
+        prompt = prompts.fresh(length)
+        apart = await pair.apart(prompt)
+        assert apart.choice().tokens == (await pair.together(prompt)).choice().tokens
+        assert apart.last is not None
+        assert apart.last.usage is not None
+        assert apart.last.usage.transferred_tokens == length - 1
+        again = await pair.apart(prompt)
+        assert again.choice().tokens == apart.choice().tokens
+        assert again.last is not None
+        assert again.last.usage is not None
+        assert again.last.usage.cached_tokens
 
 
 @pytest.mark.soak

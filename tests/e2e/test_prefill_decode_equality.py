@@ -1,31 +1,28 @@
 """Prefill on one vLLM engine, decode on another, each in its own process: the same tokens as on one.
 
-Real engines on the embedded model, float32 and one thread each, so that equal KV gives equal tokens.
+Real engines on tiny models, float32 and one thread each, so that equal KV gives equal tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
 from tests.kit.engines.bench import EngineBench
 from tests.kit.engines.recorder import Recorded
-from tests.kit.shared.engines import EngineRegistry, WantedEngine, engines_of
-from tests.kit.shared.specs import BLOCK, OVER_NCCL, PLAIN
+from tests.kit.shared.engines import EngineRegistry, engines_of
+from tests.kit.shared.specs import BLOCK, PLAIN
 
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.requests import Delta, KvHandoff, Leg, Sampling, Usage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="session")]
 
-DEPLOYMENTS = {"nixl": PLAIN, "nccl": OVER_NCCL}
-HELPERS = Path(__file__).parents[1] / "kit" / "engines"
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 LENGTHS = (1, 2, 31, 32, 33, 64, 500, 1500, 2000)
 
@@ -80,8 +77,9 @@ def needed_blocks(prompt: list[int]) -> int:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["nixl", "nccl"])
-async def pair(request: pytest.FixtureRequest, engines: EngineRegistry) -> Pair:
-    prefill, decode = await engines.running(*engines_of(DEPLOYMENTS[request.param]))
+async def pair(request: pytest.FixtureRequest, engines: EngineRegistry, over_nccl: Deployment) -> Pair:
+    """kvasir-tiny over NIXL, and gemma3 over NCCL."""
+    prefill, decode = await engines.running(*engines_of({"nixl": PLAIN, "nccl": over_nccl}[request.param]))
     return Pair(request.param, prefill, decode, random.Random(11))
 
 
@@ -190,25 +188,10 @@ async def test_no_engine_spins_when_nothing_runs(pair: Pair) -> None:
     assert max(cores.values()) < 0.5, cores
 
 
-@pytest.fixture
-def zeroed_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines started now zero what they receive."""
-    from kvasir_workers.engines.vllm.setup import arguments
-
-    monkeypatch.setattr(arguments, "CONNECTOR_MODULE", "zeroing_connector")
-    monkeypatch.syspath_prepend(HELPERS)
-    path = os.environ.get("PYTHONPATH", "")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HELPERS), path]).rstrip(os.pathsep))
-
-
-@ONE_ADAPTER
-async def test_zeroed_kv_gives_other_tokens(pair: Pair, zeroed_kv: None, engines: EngineRegistry) -> None:
+async def test_kv_of_another_prompt_gives_other_tokens(pair: Pair) -> None:
     """The control: if the moved bytes did not decide the tokens, the tests above would prove nothing."""
-    wanted = WantedEngine(DEPLOYMENTS[pair.kind], "decode", "decode-1", variant="zeroing")
-    async with engines.alone(wanted) as (decode,):
-        zeroing = Pair(pair.kind, pair.prefill, decode, random.Random(5))
-        for length in (33, 64, 500):
-            prompt = zeroing.prompt(length)
-            apart = await zeroing.apart(prompt)
-            assert usage(apart).transferred_tokens == length - 1
-            assert apart.choice().tokens != await zeroing.together(prompt)
+    for length in (33, 64, 500):
+        prompt, other = pair.prompt(length), pair.prompt(length)
+        apart = await pair.decode.generate(prompt, GREEDY, leg=Leg.DECODE, handoff=await pair.handoff(other))
+        assert usage(apart).transferred_tokens == length - 1
+        assert apart.choice().tokens != await pair.together(prompt)

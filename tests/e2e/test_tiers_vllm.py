@@ -378,26 +378,6 @@ async def test_prompts_forced_onto_one_name_share_no_kv(worker: Worker, switch: 
     assert worker.tier(Medium.CPU).loaded_blocks > before
 
 
-async def test_preempted_requests_are_swapped_in_or_computed_again_with_equal_tokens(
-    running: Running,
-) -> None:
-    sampling = replace(GREEDY, max_tokens=250)
-    async with running(TiersSpec(cpu=CpuTierSpec(bytes=2 << 20))) as worker:
-        prompts = [worker.prompt(200) for _ in range(10)]
-        alone = []
-        for at in range(0, len(prompts), 4):  # as many as the device has room for
-            fit = [worker.bench.request(each, sampling, salt="alone") for each in prompts[at : at + 4]]
-            alone += [each.choice().tokens for each in await worker.bench.run(*fit)]
-        assert worker.bench.engine.load().preemptions == 0
-        done = await worker.bench.run(*(worker.bench.request(prompt, sampling) for prompt in prompts))
-        assert [each.choice().tokens for each in done] == alone
-        await worker.serve([7])
-        load = worker.bench.engine.load()
-        assert load.swapped_in > 0
-        assert load.recomputed > 0
-        assert load.swapped_in + load.recomputed == load.preemptions
-
-
 @pytest.mark.soak
 async def test_both_ranks_of_two_keep_and_load_their_part(running: Running) -> None:
     async with running(TiersSpec(cpu=MEMORY), tensor_parallel_size=2) as worker:

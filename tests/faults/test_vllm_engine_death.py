@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.kit.engines.bench import EngineBench
+from tests.kit.engines.bench import EngineBench, stops_silently
 from tests.kit.engines.recorder import FullRecorder
 from tests.kit.shared.engines import EngineRegistry, engines_of
-from tests.kit.shared.specs import OVER_NCCL
 
+from kvasir.config.spec.deployment import Deployment
 from kvasir.core.requests import EngineRequest, FinishReason, Sampling, token_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -21,8 +22,14 @@ ATTEMPTS = 5
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def bench(engines: EngineRegistry) -> EngineBench:
-    return (await engines.running(*engines_of(OVER_NCCL)))[1]
+async def pair(engines: EngineRegistry, over_nccl: Deployment) -> Sequence[EngineBench]:
+    return await engines.running(*engines_of(over_nccl))
+
+
+@pytest.fixture
+def bench(pair: Sequence[EngineBench]) -> EngineBench:
+    """The engine that does not speculate, so that a step is a token of each stream."""
+    return pair[0]
 
 
 def cores_of(engine: Any) -> list[Any]:
@@ -43,6 +50,13 @@ async def test_streams_of_one_step_arrive_in_one_batch(bench: EngineBench) -> No
             break
     # Sixteen streams of forty tokens are 640 deltas; admission may spread over a few steps.
     assert 40 <= steps <= 60
+
+
+@pytest.mark.stops_stack
+@pytest.mark.asyncio(loop_scope="session")
+async def test_stop_ends_silently_and_twice_is_once(pair: Sequence[EngineBench]) -> None:
+    bench = pair[1]
+    await stops_silently(bench, bench.request(range(100, 150), LONG))
 
 
 @pytest.mark.stops_stack

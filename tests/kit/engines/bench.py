@@ -88,6 +88,20 @@ async def start_bench(
     return EngineBench(engine, identity, recorder)
 
 
+async def stops_silently(bench: EngineBench, request: EngineRequest) -> None:
+    """Stop the engine twice in the midst of `request`; fail if it says anything after that."""
+    bench.engine.submit([request])
+    recorded = await bench.first_delta(request.request_id)
+    await bench.engine.stop()
+    seen = (bench.recorder.batches, recorded.deltas)
+    await bench.engine.stop()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (bench.recorder.batches, recorded.deltas) == seen
+    assert recorded.last is None
+    assert bench.recorder.violations == []
+
+
 class FreshPrompts:
     """Prompts that were not used before, so that none of their prefixes is cached, and sampling for them:
     `greedy` generates twelve tokens, whatever they are."""

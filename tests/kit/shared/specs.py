@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
+from kvasir.config.spec.deployment import (
+    Deployment,
+    EngineSpec,
+    LoraSpec,
+    ModelSpec,
+    PoolSpec,
+    SpeculativeSpec,
+    TransferSpec,
+)
+from kvasir.config.spec.tiers import CpuTierSpec, TiersSpec
 from kvasir.core.requests import Role
 
 BLOCK = 32
@@ -29,5 +39,34 @@ def apart(engine: EngineSpec, decode: EngineSpec | None = None, **transfer: Any)
 PLAIN_ENGINE = EngineSpec(
     kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, max_num_batched_tokens=CHUNK, threads=1
 )
-PLAIN = apart(PLAIN_ENGINE, overlap="always")
-OVER_NCCL = apart(EngineSpec(kind="vllm", block_size=BLOCK, kv_cache_bytes=64 << 20, threads=1), kind="nccl")
+SPOKEN_ENGINE = PLAIN_ENGINE.model_copy(
+    update={"tool_parser": "hermes", "reasoning_parser": "qwen3", "tool_strictness": "parameter"}
+)
+PLAIN = apart(PLAIN_ENGINE, SPOKEN_ENGINE, overlap="always")
+"""Only the decode pool knows hermes' tools and qwen3's reasoning, which requests without parsing do not
+notice."""
+
+
+def over_nccl(folder: Path) -> Deployment:
+    """Pools with what a deployment may combine, made in `folder`: gemma3, whose layers have interleaved
+    windows; its KV over NCCL; a LoRA adapter `loud`; prompts of several chunks; n-gram speculation on the
+    decode engine; and tiers so small that they hold a part of what is preempted."""
+    from tests.kit.models.architectures import named
+    from tests.kit.models.maker import make_adapter, make_model
+
+    model = make_model(named("gemma3"), folder / "model")
+    adapter = make_adapter(named("gemma3"), folder / "adapter")
+    engine = EngineSpec(
+        kind="vllm", block_size=BLOCK, kv_cache_bytes=16 << 20, max_num_batched_tokens=CHUNK, threads=1
+    )
+    # With adapters, vLLM wants room in a step for all that is proposed.
+    speculative = SpeculativeSpec(tokens=3)
+    decode = engine.model_copy(update={"speculative": speculative, "max_num_seqs": CHUNK // 4})
+    made = apart(engine, decode, kind="nccl")
+    return made.model_copy(
+        update={
+            "model": made.model.model_copy(update={"source": str(model)}),
+            "lora": (LoraSpec(name="loud", path=str(adapter)),),
+            "tiers": TiersSpec(cpu=CpuTierSpec(bytes=2 << 20)),
+        }
+    )
