@@ -12,6 +12,7 @@ from tests.kit import public_models as models
 
 from kvasir.checkpoint.attention import LayerCache, LayerKind, layer_caches
 from kvasir.sizing.dimensions import dimensions
+from kvasir.sizing.drafts import draft_model
 from kvasir.sizing.kv import kv_need
 from kvasir.sizing.shape import EngineShape
 
@@ -30,6 +31,16 @@ MODELS = (
     # So nearly as many layers of both kinds that vLLM pads the fewer.
     models.GPT_OSS_120B | {"layer_types": (["sliding_attention", "full_attention"] * 13)[:25]},
 )  # fmt: skip
+
+_ONE_LAYER = {"num_hidden_layers": 1}
+DRAFTS = (
+    (models.LLAMA_8B, models.LLAMA_8B | {"hidden_size": 2048, "head_dim": 64, "num_hidden_layers": 16}),
+    (models.LLAMA_8B, models.LLAMA_8B | _ONE_LAYER),
+    # Blocks of the draft's layers are of another size than those of both kinds of the model's.
+    (models.GPT_OSS_120B, models.QWEN3_8B | _ONE_LAYER),
+    (models.GEMMA3_27B, models.LLAMA_8B | _ONE_LAYER),
+)
+"""Models, each with what proposes its tokens."""
 
 
 def _specs(values: dict[str, Any], shape: EngineShape) -> dict[str, Any]:
@@ -87,6 +98,7 @@ def _settings(shape: EngineShape) -> Any:
 
 
 def test_blocks_and_requests_have_the_sizes_that_vllm_gives_them() -> None:
+    """Those of models, and of models with a draft."""
     utils = pytest.importorskip("vllm.v1.core.kv_cache_utils")
     for values in MODELS:
         recurrent = LayerCache(LayerKind.RECURRENT) in layer_caches(models.config_of(values))
@@ -97,5 +109,15 @@ def test_blocks_and_requests_have_the_sizes_that_vllm_gives_them() -> None:
             groups = utils.get_kv_cache_groups(settings, _specs(values, shape))
             need = kv_need(models.config_of(values), shape)
             at = (values["model_type"], shape)
+            assert need.block_bytes[0] == utils._pool_bytes_per_block(settings, groups), at
+            assert need.request_bytes[0] == utils._max_memory_usage_bytes_from_groups(settings, groups), at
+    for values, proposes in DRAFTS:
+        draft = draft_model(models.config_of(proposes), ())
+        for shape in SHAPES:
+            settings = _settings(shape)
+            further = {f"draft.{name}": spec for name, spec in _specs(proposes, shape).items()}
+            groups = utils.get_kv_cache_groups(settings, _specs(values, shape) | further)
+            need = kv_need(models.config_of(values), shape, draft)
+            at = (f"{values['model_type']} and {proposes['model_type']}", shape)
             assert need.block_bytes[0] == utils._pool_bytes_per_block(settings, groups), at
             assert need.request_bytes[0] == utils._max_memory_usage_bytes_from_groups(settings, groups), at

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.tensors import TensorHeader
 from kvasir.sizing.adapters import adapter_bytes
+from kvasir.sizing.drafts import Draft, draft_bytes
 from kvasir.sizing.kv import KvNeed, kv_need
 from kvasir.sizing.shape import EngineShape
 from kvasir.sizing.weights import WeightPart, rank_weights, weight_parts
@@ -20,10 +21,11 @@ from kvasir.sizing.working import CONTEXT_BYTES, Working, working_memory
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the files of a model say of it."""
+    """What the files of a model say of it, and of what proposes its tokens."""
 
     config: ModelConfig
     weights: tuple[WeightPart, ...]
+    draft: Draft | None = None
 
 
 def model_files(config: ModelConfig, tensors: Iterable[TensorHeader]) -> ModelFiles:
@@ -50,10 +52,11 @@ class RankMemory:
 @dataclass(frozen=True, slots=True)
 class Need:
     """What an engine needs, in bytes on a rank of each pipeline stage; `adapters` are the slots of LoRA
-    adapters."""
+    adapters, and `drafts` the weights of what proposes tokens."""
 
     weights: tuple[int, ...]
     adapters: tuple[int, ...]
+    drafts: tuple[int, ...]
     working: Working
     kv: KvNeed
 
@@ -66,6 +69,7 @@ class Fit:
     memory: RankMemory
     weights: int
     adapters: int
+    drafts: int
     working: Working
     free: int
     request: int
@@ -87,17 +91,19 @@ class Fit:
 
 def need_of(files: ModelFiles, shape: EngineShape) -> Need:
     """Return what an engine of this shape needs."""
+    draft = 0 if files.draft is None else draft_bytes(files.draft, files.weights, shape)
     return Need(
         weights=rank_weights(files.config, files.weights, shape),
         adapters=adapter_bytes(files.config, files.weights, shape),
+        drafts=(0,) * (shape.pipeline - 1) + (draft,),
         working=working_memory(files.config, shape),
-        kv=kv_need(files.config, shape),
+        kv=kv_need(files.config, shape, files.draft),
     )
 
 
 def fit(need: Need, memory: RankMemory) -> Fit:
     """Return how `need` fits in `memory`, which each rank has."""
-    held = [sum(both) for both in zip(need.weights, need.adapters, strict=True)]
+    held = [sum(parts) for parts in zip(need.weights, need.adapters, need.drafts, strict=True)]
     free = tuple(memory.budget - size - need.working.total for size in held)
     tightest = min(range(len(free)), key=lambda stage: free[stage] - need.kv.request_bytes[stage])
     given = free if memory.kv_bytes is None else (memory.kv_bytes,) * len(free)
@@ -105,6 +111,7 @@ def fit(need: Need, memory: RankMemory) -> Fit:
         memory=memory,
         weights=need.weights[tightest],
         adapters=need.adapters[tightest],
+        drafts=need.drafts[tightest],
         working=need.working,
         free=free[tightest],
         request=need.kv.request_bytes[tightest],

@@ -8,11 +8,13 @@ one group. `tests/contract/test_sizing_against_vllm.py` compares both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvasir.checkpoint.attention import LayerCache, LayerKind, layer_caches
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.sizing.dimensions import Dimensions, dimensions
+from kvasir.sizing.drafts import Draft
 from kvasir.sizing.recurrent import state_bytes
 from kvasir.sizing.shape import EngineShape, kv_element_bytes, stages
 
@@ -62,22 +64,32 @@ class _Page:
     tokens: int
 
 
-def kv_need(config: ModelConfig, shape: EngineShape) -> KvNeed:
-    """Return the KV that `config`'s model keeps as an engine of this shape."""
-    pages = _unified(_pages(config, shape))
+def kv_need(config: ModelConfig, shape: EngineShape, draft: Draft | None = None) -> KvNeed:
+    """Return the KV that `config`'s model keeps as an engine of this shape, with that of its `draft`, which
+    is on the last stage."""
+    pages = _unified(_pages(config, shape, draft))
     groups = _grouped(pages)
     if not groups:
         return KvNeed((0,) * shape.pipeline, 0, shape.max_model_len)
     blocks = sum(_blocks(pages[group[0]], shape) for group in groups)
-    divided = stages(len(pages), shape.pipeline)
+    own = len(_pages_of(layer_caches(config), config, shape))
+    *earlier, last = stages(own, shape.pipeline)
+    divided = (*earlier, range(last.start, len(pages)))
     block_bytes = tuple(
         max(sum(pages[at].size for at in group if at in stage) for group in groups) for stage in divided
     )
     return KvNeed(block_bytes, blocks, shape.max_model_len)
 
 
-def _pages(config: ModelConfig, shape: EngineShape) -> list[_Page]:
-    sizes, caches = dimensions(config), layer_caches(config)
+def _pages(config: ModelConfig, shape: EngineShape, draft: Draft | None) -> list[_Page]:
+    pages = _pages_of(layer_caches(config), config, shape)
+    if draft is not None:
+        pages += _pages_of(draft.caches, draft.config, shape)
+    return _aligned(pages, shape)
+
+
+def _pages_of(caches: Sequence[LayerCache], config: ModelConfig, shape: EngineShape) -> list[_Page]:
+    sizes = dimensions(config)
     widened = not shape.keeps_windows and any(each.kind in _EVERY_TOKEN for each in caches)
     pages = []
     for cache in caches:
@@ -92,7 +104,7 @@ def _pages(config: ModelConfig, shape: EngineShape) -> list[_Page]:
         full = cache.kind is LayerKind.CHUNKED or (widened and cache.kind is LayerKind.SLIDING)
         kind, window = (LayerKind.FULL, 0) if full else (cache.kind, cache.window)
         pages.append(_Page(kind, window, size * shape.block_size, shape.block_size))
-    return _aligned(pages, shape)
+    return pages
 
 
 def _layer_bytes(cache: LayerCache, config: ModelConfig, sizes: Dimensions, shape: EngineShape) -> int:
@@ -143,8 +155,8 @@ def _unified(pages: list[_Page]) -> list[_Page]:
     ]
 
 
-def _bucket(page: _Page) -> tuple[LayerKind, int, int]:
-    return page.kind, page.window, page.size
+def _bucket(page: _Page) -> tuple[LayerKind, int, int, int]:
+    return page.kind, page.window, page.size, page.tokens
 
 
 def _one_group(pages: list[_Page]) -> bool:
@@ -158,7 +170,7 @@ def _grouped(pages: list[_Page]) -> list[list[int]]:
         return []
     if _one_group(pages):
         return [list(range(len(pages)))]
-    buckets: dict[tuple[LayerKind, int, int], list[int]] = {}
+    buckets: dict[tuple[LayerKind, int, int, int], list[int]] = {}
     for at, page in enumerate(pages):
         buckets.setdefault(_bucket(page), []).append(at)
     fewest, most = min(map(len, buckets.values())), max(map(len, buckets.values()))

@@ -46,6 +46,7 @@ def _changes(attempt: Attempt) -> Iterator[str]:
     yield from _lengths(attempt, need)
     yield from _fp8_kv(attempt)
     yield from _utilization(attempt, need)
+    yield from _no_draft(attempt)
     yield from _tensor(attempt)
     yield from _fp8_weights(attempt)
     yield from _fewer_sequences(attempt)
@@ -68,7 +69,7 @@ def _lengths(attempt: Attempt, need: Need) -> Iterator[str]:
     while low < high:
         middle = (low + high + 1) // 2
         shorter = replace(attempt.shape, max_model_len=middle)
-        kv = kv_need(attempt.files.config, shorter)
+        kv = kv_need(attempt.files.config, shorter, attempt.files.draft)
         low, high = (middle, high) if _fits(replace(need, kv=kv), attempt.memory) else (low, middle - 1)
     if low >= _SHORTEST:
         yield f"set model.max_model_len to {low} or less"
@@ -131,6 +132,12 @@ def _fewer_adapters(attempt: Attempt) -> Iterator[str]:
         if _fits(need_of(attempt.files, replace(attempt.shape, adapters=fewer)), attempt.memory):
             yield f"serve at most {fewer} LoRA adapters (lora, lora_loading.max_adapters), or of a lower rank"
             return
+
+
+def _no_draft(attempt: Attempt) -> Iterator[str]:
+    alone = replace(attempt.files, draft=None)
+    if attempt.files.draft is not None and _fits(need_of(alone, attempt.shape), attempt.memory):
+        yield "leave engine.speculative out"
 
 
 def _other_gpus(attempt: Attempt, need: Need) -> Iterator[str]:

@@ -12,12 +12,14 @@ def gib(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def terms(weights: int, adapters: int, need: Need) -> str:
-    """Return what an engine needs beside KV, with `weights` and slots of `adapters` on the rank, in bytes."""
+def terms(weights: int, adapters: int, drafts: int, need: Need) -> str:
+    """Return what an engine needs beside KV, with `weights`, slots of `adapters` and weights of `drafts` on
+    the rank, in bytes."""
     working = need.working
     parts = [
         f"{gib(weights)} weights",
         *([f"{gib(adapters)} LoRA adapters"] if adapters else []),
+        *([f"{gib(drafts)} draft"] if drafts else []),
         f"{gib(working.activations)} activations",
         *([f"{gib(working.graphs)} CUDA graphs"] if working.graphs else []),
         f"{gib(working.libraries)} libraries",
@@ -34,7 +36,7 @@ def describe(fit: Fit, need: Need, gpu: str) -> str:
         have = f"{gib(memory.budget)} GiB ({memory.utilization:g} of {gib(memory.total)})"
     else:
         have = f"{gib(memory.budget)} GiB (of {gib(memory.total)}, without CUDA's context)"
-    spent = terms(fit.weights, fit.adapters, need)
+    spent = terms(fit.weights, fit.adapters, fit.drafts, need)
     if not fit.missing:
         given = "left" if memory.kv_bytes is None else "given"
         kv = f"{gib(fit.kv)} {given} for KV"

@@ -26,6 +26,7 @@ from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import GIB
 from kvasir_platform.cluster.preflight.gpu_memory import with_gpus
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
+from kvasir_platform.cluster.preflight.probe import probe_models
 
 ONE_POOL = "disaggregation: never\npools: [{name: serve, role: both, gpus: 1}]\n"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -335,3 +336,57 @@ def test_validation_sees_the_gpus_that_up_would_choose(
     assert "pool serve does both" in out
     assert main(["config", "validate", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["gpus"] == {"serve": 1.0}
+
+
+def drafting(method: str, probe: ModelProbe | None, **model: Any) -> list[Finding]:
+    """Return the findings on a pool on an H100 with speculation by what `probe` found."""
+    speculative = (
+        f"{{method: {method}, model: owner/draft}}" if probe is not None else f"{{method: {method}}}"
+    )
+    facts = machine(models.LLAMA_8B, [H100])
+    drafts = {} if probe is None else {("owner/draft", "main"): probe}
+    facts = replace(facts, model=replace(facts.model, **model), drafts=drafts)
+    return of_gpus(facts, f"pools.serve.engine.speculative={speculative}")
+
+
+def test_a_draft_is_counted_with_its_weights_and_its_kv() -> None:
+    config = models.config_of(models.LLAMA_8B | {"num_hidden_layers": 1})
+    weights = weight_parts(config, models.tensors_of(models.LLAMA_8B | {"num_hidden_layers": 1}))
+    (found,) = drafting("draft_model", ModelProbe(config=config, weights=weights))
+    assert found.level == "ok"
+    # Embedding, head and one layer, and KV of 33 layers instead of 32.
+    assert "15.0 weights + 2.4 draft + " in found.message
+    assert _tokens(found.message) == pytest.approx((54.9 - 2.37) * GIB / (132 << 10), rel=0.002)
+    (without,) = drafting("ngram", None)
+    assert "draft" not in without.message
+
+
+def test_a_draft_that_cannot_be_read_is_not_counted_and_that_is_said() -> None:
+    config = models.config_of(models.LLAMA_8B)
+    unread = ModelProbe(config=config, weights_problem="no safetensors files")
+    (warning, fits) = drafting("eagle", unread)
+    assert (warning.level, fits.level) == ("warning", "ok")
+    assert "what owner/draft (no safetensors files) adds is not counted" in warning.message
+    (own, _) = drafting("mtp", None)
+    assert "the prediction layers of the model (its weights could not be read)" in own.message
+
+
+def test_a_draft_is_looked_at_where_a_pool_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = models.LLAMA_8B | {"num_hidden_layers": 1}
+    tensors = {each.name: (each.dtype, each.shape) for each in models.tensors_of(values)}
+    draft = write_model(tmp_path / "draft", values, tensors)
+    whole = {each.name: (each.dtype, each.shape) for each in models.tensors_of(models.LLAMA_8B)}
+    model = write_model(tmp_path / "m", models.LLAMA_8B, whole)
+    file = tmp_path / "k.yaml"
+    speculative = f"{{speculative: {{method: draft_model, model: {draft}}}}}"
+    file.write_text(
+        f"disaggregation: never\nmodel: {{source: {model}}}\n"
+        f"pools: [{{name: serve, role: both, gpu: H100, engine: {speculative}}}]\n"
+    )
+    for command in (["config", "validate"], ["check", "--fit"]):
+        assert main([*command, "-f", str(file)]) == 0
+        assert "15.0 weights + 2.4 draft" in capsys.readouterr().out
+    deployment = load(file)
+    assert probe_models(deployment).draft_of(deployment.pools[0]) is not None

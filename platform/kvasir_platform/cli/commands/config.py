@@ -16,6 +16,7 @@ from kvasir_platform.cli.common.output import CommandOutput
 from kvasir_platform.cli.common.spec_file import chosen_deployment, chosen_file
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.gpu_memory import pool_findings
+from kvasir_platform.cluster.preflight.machine_facts import draft_name
 from kvasir_platform.cluster.preflight.probe import installed_packages, probe_model
 
 
@@ -83,7 +84,9 @@ def _fits(deployment: Deployment, source: str) -> list[str]:
             if pool.gpu is None or pool.engine.kind != "vllm":
                 continue
             model = probe_model(view.model.source, view.model.revision)
-            for finding in pool_findings(view, pool, model, ()):
+            name = draft_name(pool)
+            draft = None if name is None else probe_model(*name)
+            for finding in pool_findings(view, pool, model, (), draft):
                 lines.append(finding.message)
                 if finding.level == "error":
                     problems.append(

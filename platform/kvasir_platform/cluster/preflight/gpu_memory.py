@@ -11,6 +11,7 @@ from kvasir.config.load.model_support import served_length
 from kvasir.config.load.support import Platform, engine_platform
 from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.hardware.gpus import Gpu, gpu_named, gpu_of_device
+from kvasir.sizing.drafts import Draft, draft_model, medusa_heads, prediction_layers
 from kvasir.sizing.fit import ModelFiles, Need, fit, need_of
 from kvasir.sizing.pools import rank_memory, shape_of
 from kvasir.sizing.remedies import Attempt, fitting_gpus, remedies
@@ -51,7 +52,7 @@ def _with_divided_memory(
     if deployment.discovery.kind != "ray":
         return deployment
     sizes = {
-        pool.name: _part_for_kv(view, pool, models.model_of(view), devices(pool))
+        pool.name: _part_for_kv(view, pool, models, devices(pool))
         for view in deployment.views()
         for pool in view.pools
         if 0 < pool.reserved_gpus < 1 and pool.engine.kind == "vllm" and pool.engine.kv_cache_bytes is None
@@ -65,13 +66,16 @@ def _with_divided_memory(
     return deployment.model_copy(update={"pools": pools}) if sizes else deployment
 
 
-def _part_for_kv(view: Deployment, pool: PoolSpec, model: ModelProbe, devices: Sequence[str]) -> int | None:
+def _part_for_kv(view: Deployment, pool: PoolSpec, models: KnownModels, devices: Sequence[str]) -> int | None:
     """Return the KV bytes of a rank in its part of the GPU. None if they are unknown, or the model does not
     fit."""
-    gpu, length = _gpu(pool, devices), None if model.config is None else served_length(view, model.config)
+    gpu, model = _gpu(pool, devices), models.model_of(view)
+    length = None if model.config is None else served_length(view, model.config)
     if gpu is None or model.config is None or length is None or not model.weights:
         return None
-    need = need_of(ModelFiles(model.config, model.weights), shape_of(view, pool, max_model_len=length))
+    draft, _ = _draft(pool, model, models.draft_of(pool))
+    files = ModelFiles(model.config, model.weights, draft)
+    need = need_of(files, shape_of(view, pool, max_model_len=length))
     found = fit(need, rank_memory(pool, gpu.memory_bytes))
     size = found.free // _UNIT * _UNIT
     return None if found.missing or size < found.request else size
@@ -82,7 +86,8 @@ def gpu_memory_findings(deployment: Deployment, machine: MachineFacts) -> Iterat
     for view in deployment.views():
         for pool in view.pools:
             if pool.reserved_gpus and pool.engine.kind == "vllm":
-                yield from pool_findings(view, pool, machine.model_of(view), machine.gpu_devices)
+                draft = machine.draft_of(pool)
+                yield from pool_findings(view, pool, machine.model_of(view), machine.gpu_devices, draft)
 
 
 def fit_findings(
@@ -98,7 +103,8 @@ def fit_findings(
         if pools:
             model = models.model_of(view)
             findings += _of_model(view, model)
-            findings += [each for pool in pools for each in pool_findings(view, pool, model, devices(pool))]
+            for pool in pools:
+                findings += pool_findings(view, pool, model, devices(pool), models.draft_of(pool))
     return findings
 
 
@@ -115,10 +121,10 @@ def _of_model(view: Deployment, model: ModelProbe) -> Iterator[Finding]:
 
 
 def pool_findings(
-    view: Deployment, pool: PoolSpec, model: ModelProbe, devices: Sequence[str]
+    view: Deployment, pool: PoolSpec, model: ModelProbe, devices: Sequence[str], draft: ModelProbe | None
 ) -> Iterator[Finding]:
     """Yield whether `model` fits on the GPU that `pool` names, on the smallest of `devices` if it names none,
-    or what it needs if neither is known."""
+    or what it needs if neither is known, together with the `draft` that the pool names."""
     length = None if model.config is None else served_length(view, model.config)
     gpu = _gpu(pool, devices)
     if gpu is not None and gpu.capability < _BFLOAT16 and view.model.dtype == "bfloat16":
@@ -126,7 +132,11 @@ def pool_findings(
         yield Finding("engine", "error", message, "set model.dtype to float16, or to auto")
     if model.config is None or length is None or not model.weights:
         return
-    files = ModelFiles(model.config, model.weights)
+    proposes, unknown = _draft(pool, model, draft)
+    if unknown:
+        what = f"pool {pool.name}: what {unknown} adds is not counted"
+        yield Finding("memory", "warning", what, "it takes its memory of what is left for KV")
+    files = ModelFiles(model.config, model.weights, proposes)
     shape = shape_of(view, pool, max_model_len=length)
     need = need_of(files, shape)
     if gpu is None:
@@ -150,6 +160,26 @@ def pool_findings(
         yield Finding("memory", "ok", message)
 
 
+def _draft(pool: PoolSpec, model: ModelProbe, probe: ModelProbe | None) -> tuple[Draft | None, str]:
+    """Return what proposes the pool's tokens beside `model`, and its name and why it is not known, "" if it
+    is, or if nothing does."""
+    spec = pool.engine.speculative
+    if spec is None or spec.method == "ngram":
+        return None, ""
+    own = probe is None and spec.method == "mtp" and spec.model is None
+    found = model if own else probe or ModelProbe(unknown="its files were not examined")
+    name = spec.model or "the prediction layers of the model"
+    held = found.predictors if spec.method in ("mtp", "medusa") else found.weights
+    if found.config is None or not held:
+        why = found.problem or found.unknown or found.weights_problem or "its weights could not be read"
+        return None, f"{name} ({why})"
+    if spec.method == "medusa":
+        return medusa_heads(found.config, held), ""
+    if spec.method == "mtp":
+        return prediction_layers(found.config, held), ""
+    return draft_model(found.config, held), ""
+
+
 def _gpu(pool: PoolSpec, devices: Sequence[str]) -> Gpu | None:
     if pool.gpu is not None:
         return gpu_named(pool.gpu)
@@ -159,10 +189,10 @@ def _gpu(pool: PoolSpec, devices: Sequence[str]) -> Gpu | None:
 
 
 def _unknown(view: Deployment, pool: PoolSpec, need: Need, devices: Sequence[str]) -> Finding:
-    weights, adapters = max(need.weights), max(need.adapters)
+    weights, adapters, drafts = max(need.weights), max(need.adapters), max(need.drafts)
     request = max(need.kv.request_bytes)
-    total = gib(weights + adapters + need.working.total + request)
-    spent = terms(weights, adapters, need)
+    total = gib(weights + adapters + drafts + need.working.total + request)
+    spent = terms(weights, adapters, drafts, need)
     message = (
         f"pool {pool.name}: {view.model.name} needs {total} GiB of each GPU: {spent} + "
         f"{request / GIB:.2f} KV for one request of {need.kv.max_model_len:,} tokens"

@@ -32,13 +32,21 @@ from kvasir.config.load.tokenizer_file import tokenizer_problem
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.errors import ConfigError
 from kvasir.native import IS_NATIVE
-from kvasir.sizing.weights import stated_parts, weight_parts
+from kvasir.sizing.drafts import predictor_parts
+from kvasir.sizing.weights import WeightPart, stated_parts, weight_parts
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
 from kvasir_platform.cluster.preflight.cpus import has_amx, is_x86, usable_cpus
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.host_memory import CGROUP, available_memory
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
-from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe, PortProbe, ProbedModels
+from kvasir_platform.cluster.preflight.machine_facts import (
+    DraftName,
+    MachineFacts,
+    ModelProbe,
+    PortProbe,
+    ProbedModels,
+    draft_name,
+)
 from kvasir_platform.cluster.preflight.named_files import probe_named_files
 from kvasir_platform.cluster.preflight.tiers import knock, probe_bucket, probe_tiers
 
@@ -63,6 +71,7 @@ def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
         port=probe_port(deployment.gateway.host, deployment.gateway.port),
         model=probe_model(deployment.model.source, deployment.model.revision),
         further_models={each.name: probe_model(each.source, each.revision) for each in deployment.models},
+        drafts={name: probe_model(*name) for name in _draft_names(deployment)},
         installed=installed_packages(),
         pinned=_pinned(),
         modules=frozenset(filter(has_module, KERNEL_MODULES)),
@@ -119,7 +128,12 @@ def probe_models(deployment: Deployment) -> ProbedModels:
     folder that is not here nothing is known, and of a model in object storage the files beside the weights
     are copied."""
     specs = [view.model for view in deployment.views()]
-    return ProbedModels({spec.name: _model_for_others(spec.source, spec.revision) for spec in specs})
+    models = {spec.name: _model_for_others(spec.source, spec.revision) for spec in specs}
+    return ProbedModels(models, {name: _model_for_others(*name) for name in _draft_names(deployment)})
+
+
+def _draft_names(deployment: Deployment) -> set[DraftName]:
+    return {name for pool in deployment.pools if (name := draft_name(pool)) is not None}
 
 
 def _model_for_others(source: str, revision: str) -> ModelProbe:
@@ -136,6 +150,7 @@ def _model_for_others(source: str, revision: str) -> ModelProbe:
 def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
     """Raises ConfigError for an invalid index of weights in object storage."""
     problem = differs = ""
+    predictors: tuple[WeightPart, ...] = ()
     if is_object_uri(source):
         size = stated_weight_bytes(folder)
         parts = stated_parts(size)
@@ -146,6 +161,7 @@ def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
             tensors, problem = (), error.message
         differs = mismatch(config, tensors) or ""
         size, parts = sum(tensor.nbytes for tensor in tensors), weight_parts(config, tensors)
+        predictors = predictor_parts(config, tensors)
     return ModelProbe(
         folder=str(folder),
         weights_problem=problem,
@@ -153,6 +169,7 @@ def _weighed(source: str, folder: Path, config: ModelConfig) -> ModelProbe:
         mismatch=differs,
         weight_bytes=size,
         weights=parts,
+        predictors=predictors,
         config=config,
         files=frozenset(path.name for path in folder.iterdir()),
     )
@@ -173,6 +190,7 @@ def _on_hub(source: str, revision: str, hub: str | None) -> ModelProbe:
         mismatch=mismatch(found.config, found.tensors) or "",
         weight_bytes=sum(tensor.nbytes for tensor in found.tensors),
         weights=weight_parts(found.config, found.tensors),
+        predictors=predictor_parts(found.config, found.tensors),
         config=found.config,
         files=found.files,
         download_bytes=found.download_bytes,
