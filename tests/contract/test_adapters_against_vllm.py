@@ -67,12 +67,9 @@ def _held_by_vllm(folder: Path) -> int:
     raise AssertionError(run.stderr[-2000:])
 
 
-_FURTHER = ("qwen2", "phi3", "gemma2", "cohere2")
-
-
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(each, marks=pytest.mark.soak) for each in _FURTHER)]
-)
+# tests/e2e/gateway/test_adapter_slots.py has kvasir-tiny.
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "gemma2", "cohere2"])
 def test_the_slots_take_the_bytes_of_vllms_tensors(name: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     folder = make_model(named(name), tmp_path / name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from tests.kit.suite.started import count_start
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir_workers.engines.vllm.setup.arguments import environment
+
+SLOTS, RANK = 3, 16
+"""Adapters that the reference has room for, and their highest rank."""
 
 
 class Reference:
@@ -26,6 +29,7 @@ class Reference:
         from vllm.envs import disable_envs_cache
         from vllm.lora.request import LoRARequest
 
+        self.folder = folder
         self._adapter = None if adapter is None else LoRARequest("adapter", 1, str(adapter))
         self._llm = LLM(
             model=str(folder),
@@ -36,31 +40,41 @@ class Reference:
             max_num_seqs=16,
             enforce_eager=True,
             disable_log_stats=True,
-            **({} if adapter is None else {"enable_lora": True, "max_lora_rank": 8}),
+            **({} if adapter is None else {"enable_lora": True, "max_loras": SLOTS, "max_lora_rank": RANK}),
         )
         # Other tests of this process set variables of their own while the engine is there.
         disable_envs_cache()
 
     def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        adapted: bool = False,
-        media: Mapping[str, Sequence[Any]] | None = None,
-        **sampling: Any,
+        self, prompt: Sequence[int], *, adapted: bool = False, images: Sequence[Any] = (), **sampling: Any
     ) -> Any:
-        """The RequestOutput for token ids, with one placeholder for each of the `media`, by their kind as in
-        vLLM's `multi_modal_data`; `sampling` are vLLM's SamplingParams."""
+        """The RequestOutput for token ids, with one placeholder for each of the PIL `images`; `sampling` are
+        vLLM's SamplingParams."""
         from vllm import SamplingParams
 
-        seen = {} if media is None else {"multi_modal_data": {kind: list(of) for kind, of in media.items()}}
+        pictures = {"multi_modal_data": {"image": list(images)}} if images else {}
         (done,) = self._llm.generate(
-            [{"prompt_token_ids": list(prompt), **seen}],
+            [{"prompt_token_ids": list(prompt), **pictures}],
             SamplingParams(**sampling),
             use_tqdm=False,
             lora_request=self._adapter if adapted else None,
         )
         return done
+
+    def adapter_bytes(self) -> int:
+        """The bytes of the tensors that vLLM has made for its slots for adapters."""
+
+        def held(model: Any) -> int:
+            tensors: dict[int, int] = {}
+            for module in model.modules():
+                for name in ("lora_a_stacked", "lora_b_stacked"):
+                    made = vars(module).get(name, ())
+                    for each in made if isinstance(made, list | tuple) else [made]:
+                        tensors[id(each)] = each.numel() * each.element_size()
+            return sum(tensors.values())
+
+        (found,) = self._llm.apply_model(held)
+        return int(found)
 
     def close(self) -> None:
         """Stop the engine."""
@@ -73,6 +87,8 @@ def reference(folder: Path, adapter: Path | None, *, max_model_len: int) -> Iter
     before = dict(os.environ)
     deployment = Deployment()
     os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
+    # `adapter_bytes` sends a function to the engine.
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     try:
         with warnings.catch_warnings():
             # Warnings of vLLM and torch while an engine starts are not the test's.
