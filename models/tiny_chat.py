@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from tiny_data import Corpus
 
 SPECIALS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>"]
+FIRST_WORD = len(SPECIALS)  # tokens below are control tokens
 
 CHAT_TEMPLATE = """\
 {%- macro text(content) -%}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 
 import torch
+from tiny_chat import FIRST_WORD
 from tiny_judge import judge
-from tiny_rows import BOS, FIRST_WORD
+from tiny_rows import BOS
 from tiny_tools import ToolMaker
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 

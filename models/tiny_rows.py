@@ -11,12 +11,11 @@ import random
 from dataclasses import dataclass
 
 import torch
-from tiny_chat import ChatMaker
+from tiny_chat import FIRST_WORD, ChatMaker
 from tiny_tools import ToolMaker
 from transformers import PreTrainedTokenizerFast
 
 BOS, EOS, PAD, END = 0, 1, 2, 6
-FIRST_WORD = 8  # tokens below are control tokens
 
 
 @dataclass

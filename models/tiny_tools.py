@@ -146,7 +146,7 @@ class ToolMaker:
         rng = self.rng
         properties: dict[str, Any] = {}
         kinds: dict[str, tuple[str, list[str]]] = {}
-        noted, titled = rng.random() < 0.4, rng.random() < 0.15
+        noted, titled, turned = rng.random() < 0.4, rng.random() < 0.15, rng.random() < 0.3
         for kind in drawn:
             key = self.key(kind)
             choices: list[str] = []
@@ -154,19 +154,22 @@ class ToolMaker:
                 own = rng.sample(self.words.things, rng.randint(2, 4))
                 choices = own if rng.random() < 0.7 else rng.choice(ENUMS)
             one: dict[str, Any] = {"title": key.replace("_", " ").title()} if titled else {}
+            note = {"description": f"The {key.replace('_', ' ')}."} if noted else {}
+            one |= note if turned else {}
             one["type"] = {"enum": "string"}.get(kind, kind)
             if kind == "array":
                 one["items"] = {"type": "string"}
             if choices:
                 one["enum"] = choices
-            if noted:
-                one["description"] = f"The {key.replace('_', ' ')}."
+            one |= note
             properties[key], kinds[key] = one, (kind, choices)
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         if properties and rng.random() < 0.8:
             schema["required"] = list(properties)[: rng.randint(1, len(properties))]
         if rng.random() < 0.15:
             schema["additionalProperties"] = False
+        if turned:  # the order in which libraries that read Python's types write it
+            schema["type"] = schema.pop("type")
         return schema, kinds
 
     def tool(self, near: Tool | None = None) -> Tool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from tiny_chat import ChatMaker
+from tiny_guide import astray
 from tiny_rows import EOS, Rows, chat_rows, copy_rows, tool_rows
 from tiny_tools import ToolMaker
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -25,6 +26,17 @@ def loss_of(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=ids[:, :-1], attention_mask=mask, use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+def guided_loss(model: LlamaForCausalLM, rows: Rows) -> torch.Tensor:
+    """`loss_of`, with how far heads look from where they should. Rows are of one text each."""
+    model.set_attn_implementation("eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(input_ids=rows.ids[:, :-1], use_cache=False, output_attentions=True)
+    model.set_attn_implementation("sdpa")
+    learned = rows.labels[:, 1:].flatten()
+    loss = F.cross_entropy(out.logits.float().flatten(0, 1), learned, ignore_index=-100)
+    return loss + astray(out.attentions, rows.ids, rows.labels)
 
 
 def stream_of(tok: PreTrainedTokenizerFast, docs: list[str]) -> torch.Tensor:
@@ -53,6 +65,7 @@ class Phase:
     tools: float = 0.0  # share of the rows that are conversations with tools and JSON
     level: float = 1.0  # of those: how many tools and arguments there are
     words: float = 0.0  # of those: share of lists of words
+    guided: bool = False  # whether heads are shown where to look
 
     def counts(self) -> tuple[int, int, int]:
         """Rows of a batch that are conversations, copies and tools; the others are prose."""
@@ -69,6 +82,7 @@ class Trainer:
     maker: ChatMaker
     args: argparse.Namespace
     tools: ToolMaker | None = None
+    warm: int = 100  # steps over which the learning rate rises
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -109,10 +123,13 @@ class Trainer:
         for step, (phase, i) in enumerate(plan[began:], began + 1):
             rate = phase.peak + (phase.final - phase.peak) * i / phase.steps
             for group in (group for opt in opts for group in opt.param_groups):
-                group["lr"] = rate * min(1.0, step / 100)
+                group["lr"] = rate * min(1.0, step / self.warm)
             rows = self.batch(phase, step)
             mask = rows.mask() if phase.tools else None  # without one, attention is a third faster
-            loss = step_loss(self.model, rows.ids, rows.labels, mask)
+            if phase.guided:
+                loss = guided_loss(self.model, rows)
+            else:
+                loss = step_loss(self.model, rows.ids, rows.labels, mask)
             loss.backward()
             torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
             for opt in opts:

@@ -249,9 +249,9 @@ class Lesson:
         args, chats = self.args, ChatMaker(self.corpus)
         tools = ToolMaker(Words(self.docs, kept=False), chats)
         steps = args.tool_steps
-        Trainer(self.model, self.tok, stream_of(self.tok, self.docs), chats, args, tools).run(
+        Trainer(self.model, self.tok, stream_of(self.tok, self.docs), chats, args, tools, warm=20).run(
             [
-                Phase("copy", args.copy_steps, 32, 128, 2e-3, 1.5e-3, copy=0.75, chat=0.0625),
+                Phase("look", args.copy_steps, 16, 128, 3e-3, 2e-3, copy=0.75, guided=True),
                 Phase("fill", steps // 3, 8, 512, 1.5e-3, 1.2e-3, tools=0.875, level=0.0, words=0.3),
                 Phase("tools", steps // 2, 8, 512, 1.2e-3, 5e-4, chat=0.125, tools=0.75, words=0.1),
                 Phase("mend", steps // 6, 8, 512, 5e-4, 2e-5, chat=0.25, tools=0.5),
@@ -325,7 +325,7 @@ example:
     p.add_argument("--steps", type=int, default=2400, help="steps on prose, 4096 tokens each (2400)")
     p.add_argument("--chat-steps", type=int, default=320, help="steps of half prose, half chat (320)")
     p.add_argument("--talk-steps", type=int, default=600, help="steps of chat with copying drills (600)")
-    p.add_argument("--copy-steps", type=int, default=600, help="steps of spans that come again (600)")
+    p.add_argument("--copy-steps", type=int, default=200, help="steps of spans that come again (200)")
     p.add_argument("--tool-steps", type=int, default=2400, help="steps of tools and JSON (2400)")
     p.add_argument("--cases", type=int, default=100, help="cases of each kind in evaluate-tools (100)")
     p.add_argument("--show", type=int, default=0, help="wrong answers of each kind to print (0)")

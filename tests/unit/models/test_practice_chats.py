@@ -8,9 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvasir.config.load.model_files import resolve_model
+from kvasir_platform.gateway.openai.schema.chat import Tool
+from kvasir_platform.gateway.openai.toolbox import template_tools
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 TINY = resolve_model("kvasir-tiny")
@@ -59,9 +62,8 @@ def test_a_practice_chat_reads_as_the_chat_template_renders_it(made: Any) -> Non
         if case.kind != "one" or "You are" in case.prompt or "Answer briefly" in case.prompt:
             continue
         question = case.prompt.split("<|user|>")[1].split("<|end|>")[0]
-        rendered = template.render(
-            [{"role": "user", "content": question}], {}, [json.loads(tool.line()) for tool in case.tools]
-        )
+        sent = msgspec.convert([json.loads(tool.line()) for tool in case.tools], list[Tool])
+        rendered = template.render([{"role": "user", "content": question}], {}, template_tools(sent))
         assert rendered == case.prompt
 
 
@@ -92,3 +94,13 @@ def test_a_chat_depends_on_its_seed_alone(made: Any) -> None:
     second.case("one")
     second.seed(5)
     assert list(first.conversation()) == list(second.conversation())
+
+
+def test_heads_are_shown_what_came_after_the_last_occurrence(made: Any) -> None:
+    import torch
+
+    a, b, c = 10, 11, 12
+    ids = torch.tensor([[0, a, b, c, a, b, c]])
+    labels = torch.tensor([[-100] * 5 + [b, c]])
+    found = made("tiny_guide").sources(ids, labels)[0]
+    assert found.nonzero().tolist() == [[4, 2], [5, 3]]
