@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,20 @@ class Reference:
         disable_envs_cache()
 
     def generate(
-        self, prompt: Sequence[int], *, adapted: bool = False, images: Sequence[Any] = (), **sampling: Any
+        self,
+        prompt: Sequence[int],
+        *,
+        adapted: bool = False,
+        media: Mapping[str, Sequence[Any]] | None = None,
+        **sampling: Any,
     ) -> Any:
-        """The RequestOutput for token ids, with one placeholder for each of the PIL `images`; `sampling` are
-        vLLM's SamplingParams."""
+        """The RequestOutput for token ids, with one placeholder for each of the `media`, by their kind as in
+        vLLM's `multi_modal_data`; `sampling` are vLLM's SamplingParams."""
         from vllm import SamplingParams
 
-        pictures = {"multi_modal_data": {"image": list(images)}} if images else {}
+        seen = {} if media is None else {"multi_modal_data": {kind: list(of) for kind, of in media.items()}}
         (done,) = self._llm.generate(
-            [{"prompt_token_ids": list(prompt), **pictures}],
+            [{"prompt_token_ids": list(prompt), **seen}],
             SamplingParams(**sampling),
             use_tqdm=False,
             lora_request=self._adapter if adapted else None,
