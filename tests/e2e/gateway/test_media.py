@@ -173,7 +173,10 @@ async def test_a_model_that_takes_another_kind_says_which(opened: Opened) -> Non
         assert "takes text, images and audio only here, and no videos" in message
         await viewer.ask(said(sound(LOW)))
     async with opened(takes="video", audio=AudioSpec(max_clips=0)) as viewer:
-        assert "takes text and videos only here, and no audio" in (await viewer.refused(said(sound(LOW))))[2]
+        assert "takes text and videos only here, and no audio." in (await viewer.refused(said(sound(LOW))))[2]
+    async with opened(audio=AudioSpec(max_clips=0)) as viewer:
+        why = (await viewer.refused(said(sound(LOW))))[2]
+        assert why.endswith("and no audio: gateway.audio_inputs.max_clips is 0.")
 
 
 async def test_audio_of_listed_origins_is_fetched(opened: Opened) -> None:

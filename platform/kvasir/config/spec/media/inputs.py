@@ -86,8 +86,8 @@ class VideosSpec(MediaInputsSpec):
     """Videos in requests, of models that take videos: MP4. Gateways and workers check the limits; a change
     restarts workers."""
 
-    max_videos: int = Field(default=1, ge=0, le=16)
-    """Maximum videos of a request. 0: videos are refused."""
+    max_videos: int = Field(default=0, ge=0, le=16)
+    """Maximum videos of a request. 0: videos are refused, and vLLM keeps no memory for encoding one."""
     max_pixels: int = Field(default=1920 * 1200, ge=1, le=1 << 26)
     """Maximum width times height of a frame."""
     max_seconds: float = Field(default=60.0, gt=0, le=3600)

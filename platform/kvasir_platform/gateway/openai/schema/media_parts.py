@@ -13,7 +13,7 @@ import hashlib
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvasir.config.spec.media.served import MediaInputs, MediaTooLarge
@@ -23,6 +23,11 @@ from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.openai.schema.chat import ContentPart, Message
 from kvasir_platform.gateway.openai.schema.limits import bad
 
+_LIMITS: Mapping[MediaKind, str] = {
+    MediaKind.IMAGE: "gateway.image_inputs.max_images",
+    MediaKind.VIDEO: "gateway.video_inputs.max_videos",
+    MediaKind.AUDIO: "gateway.audio_inputs.max_clips",
+}
 DATA = "data:"
 """How the URL of a file begins that has the file itself."""
 _DATA_URL = re.compile(r"data:[\w.+/-]{0,127}(?:;[\w.+=-]{1,127}){0,4};base64,", re.ASCII)
@@ -80,8 +85,9 @@ def chat_media(
     taken = () if inputs is None else inputs.kinds
     for part in parts:
         if part.kind not in taken:
+            off = "" if inputs is None else _switched_off(part.kind, inputs)
             raise RequestError(
-                f"The model {model!r} takes {_listed(taken)} only here, and no {part.kind.plural}.",
+                f"The model {model!r} takes {_listed(taken)} only here, and no {part.kind.plural}{off}.",
                 code="unsupported_modality",
                 param=f"{part.where}.type",
             )
@@ -89,6 +95,13 @@ def chat_media(
         return ()
     _check_numbers(parts, inputs)
     return tuple(_item(part, inputs) for part in parts)
+
+
+def _switched_off(kind: MediaKind, inputs: MediaInputs) -> str:
+    """Return why a kind is refused that the model could take, "" if it could not."""
+    if kind not in inputs.rules.placeholders:
+        return ""
+    return f": {_LIMITS[kind]} is 0"
 
 
 def with_media(
