@@ -318,7 +318,6 @@ def test_the_default_deployment_is_refused_nowhere_that_it_fits() -> None:
         ("cpu", {}, {"model": ModelSpec(quantization="fp8")}, "model.quantization"),
         ("cpu", {"chunked_prefill": False}, {}, "engine.max_num_batched_tokens"),
         ("cpu", {"max_num_batched_tokens": 32}, {}, "engine.max_num_batched_tokens"),
-        ("cuda", {"tensor_parallel_size": 2}, {}, "gpus"),
         ("cpu", {"prefix_caching": False}, {"tiers": TIERS}, "engine.prefix_caching"),
     ],
 )
@@ -329,6 +328,12 @@ def test_what_cannot_work_is_refused_with_its_field(
     named, _, rest = reason.partition(": ")
     assert named.endswith(field)
     assert ";" in rest, "a refusal says what to do"
+
+
+def test_fewer_gpus_than_ranks_are_refused_unless_the_machine_decides() -> None:
+    (reason,) = unsupported_features(on_gpus(1.0, tensor_parallel_size=2), platform="cuda")
+    assert "gpus: 1, and the engine's ranks need 2" in reason
+    assert unsupported_features(one_pool(EngineSpec(tensor_parallel_size=2)), platform="cuda") == []
 
 
 def test_stages_keep_blocks_in_every_tier() -> None:
