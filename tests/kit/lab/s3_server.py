@@ -1,18 +1,24 @@
-"""An S3-compatible server in this process, for tests: that of moto, which knows nothing of our client.
+"""An S3-compatible server for tests: that of moto, which knows nothing of our client.
 
-It checks signatures only after `refuse_strangers`, and keeps objects in memory, of all servers of a process
-together: each test has a bucket of its own.
+    python -m tests.kit.lab.s3_server
+
+It prints its address, and serves until its standard input ends. It has a process of its own, because vLLM
+looks into all modules that are imported when it starts, and those of the server cannot be looked into.
+
+The server checks signatures only after `refuse_strangers`, and keeps objects in memory: each test has a
+bucket of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
-
-from moto.server import ThreadedMotoServer
 
 from kvasir.config.spec.redis import S3ServerSpec
 
@@ -24,17 +30,23 @@ class S3Server:
     """A server on the loopback interface, which runs within the context."""
 
     def __init__(self) -> None:
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._open = contextlib.ExitStack()
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._server.start()
-        host, port = self._server.get_host_and_port()
-        self.url = f"http://{host}:{port}"
+        argv, tree = [sys.executable, "-m", __name__], Path(__file__).parents[3]
+        server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree)
+        # The context of a process closes its input, at which the server ends, and waits for it.
+        self._open.enter_context(server)
+        assert server.stdout is not None
+        self.url = server.stdout.readline().strip()
+        if not self.url:
+            self._open.close()
+            raise RuntimeError(f"the S3 server did not start: exit status {server.returncode}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.stop()
+        self._open.close()
 
     @property
     def spec(self) -> S3ServerSpec:
@@ -68,3 +80,20 @@ class S3Server:
         if response.status != 200:
             raise RuntimeError(f"{method} {path}: {response.status} {text}")
         return text
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    sys.stdout.write(f"http://{host}:{port}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()
