@@ -21,11 +21,12 @@ from tests.kit.engines.recorder import Recorded
 from tests.kit.engines.vllm_reference import reference
 from tests.kit.media.image_files import bomb, png
 from tests.kit.models.vision import IMAGE_TOKENS, make_vision_model
+from tests.kit.shared.specs import apart
 
 from kvasir.checkpoint.media.images import ImageRule, image_rule
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec
 from kvasir.core.media.prompts import MediaKind, PromptMedia, expanded
-from kvasir.core.requests import Continuation, EngineRequest, KvHandoff, Leg, Role, Sampling, Usage, token_ids
+from kvasir.core.requests import Continuation, EngineRequest, KvHandoff, Leg, Sampling, Usage, token_ids
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,14 +44,8 @@ BEFORE, AFTER = ([100 + RNG.randrange(3000) for _ in range(length)] for length i
 
 
 def deployment(folder: Path) -> Deployment:
-    return Deployment(
-        model=ModelSpec(source=str(folder), dtype="float32", max_model_len=1024),
-        disaggregation="always",
-        pools=(
-            PoolSpec(name="prefill", role=Role.PREFILL, engine=ENGINE),
-            PoolSpec(name="decode", role=Role.DECODE, engine=ENGINE),
-        ),
-    )
+    model = ModelSpec(source=str(folder), dtype="float32", max_model_len=1024)
+    return apart(ENGINE).model_copy(update={"model": model})
 
 
 @dataclass

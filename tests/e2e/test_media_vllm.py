@@ -21,13 +21,14 @@ from tests.kit.engines.recorder import Recorded
 from tests.kit.engines.vllm_reference import reference
 from tests.kit.media.media_files import wav
 from tests.kit.models.hearing import RATE, make_hearing_model
+from tests.kit.shared.specs import apart
 
 from kvasir.checkpoint.media.rules import media_rules
-from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
+from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec
 from kvasir.config.spec.media.served import MediaInputs
 from kvasir.core.media.audio import audio_header
 from kvasir.core.media.prompts import MediaKind, PromptMedia, expanded
-from kvasir.core.requests import Continuation, EngineRequest, Leg, Role, Sampling, Usage, token_ids
+from kvasir.core.requests import Continuation, EngineRequest, Leg, Sampling, Usage, token_ids
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,14 +52,8 @@ def heard(data: bytes) -> Any:
 
 
 def deployment(folder: Path) -> Deployment:
-    return Deployment(
-        model=ModelSpec(source=str(folder), dtype="float32", max_model_len=1024),
-        disaggregation="always",
-        pools=(
-            PoolSpec(name="prefill", role=Role.PREFILL, engine=ENGINE),
-            PoolSpec(name="decode", role=Role.DECODE, engine=ENGINE),
-        ),
-    )
+    model = ModelSpec(source=str(folder), dtype="float32", max_model_len=1024)
+    return apart(ENGINE).model_copy(update={"model": model})
 
 
 @dataclass
