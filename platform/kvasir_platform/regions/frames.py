@@ -11,7 +11,7 @@ import msgspec
 
 from kvasir.core.errors import ProtocolError
 from kvasir_platform.edge.frames import Ended, LinkDelta, LinkRequest, plain, plain_array
-from kvasir_platform.regions.limits import LimitAllotted, LimitAsk
+from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 32 << 20
@@ -58,11 +58,13 @@ class ToServing(msgspec.Struct, array_like=True):
     beat: int = 0
     sent_s: float = 0.0
     asks: list[LimitAsk] = []
+    slot_asks: list[TenantSlotAsk] = []
 
 
 class ToOrigin(msgspec.Struct, array_like=True):
     """From the serving cell. All deltas precede all ends. `report` is an encoded CellReport, empty for none.
-    `echo` is the last `sent_s`, and the seconds since it was received. `allotted` answers `asks`."""
+    `echo` is the last `sent_s`, and the seconds since it was received. `allotted` answers `asks`,
+    and `slots` the `slot_asks`."""
 
     welcome: CellWelcome | None = None
     deltas: list[LinkDelta] = []
@@ -71,6 +73,7 @@ class ToOrigin(msgspec.Struct, array_like=True):
     beat: int = 0
     echo: tuple[float, float] | None = None
     allotted: list[LimitAllotted] = []
+    slots: list[TenantSlots] = []
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=plain)

@@ -31,7 +31,7 @@ from kvasir_platform.regions.frames import (
     encode_message,
 )
 from kvasir_platform.regions.lease import BEATS, fence_rules
-from kvasir_platform.regions.limits import LimitAllotted, LimitAsk
+from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import OriginFence
 from kvasir_router.regions.reports import CellReport, decode_report
 
@@ -64,7 +64,7 @@ class _Away:
 
 class PeerCell:
     """One other cell. `run` keeps the link to it. `on_report` is called with each of its reports,
-    `on_allotted` with its name and each answer about a limit. `lease_s`
+    `on_allotted` and `on_slots` with its name and each answer about a limit. `lease_s`
     is `lost_after_s` of all cells. Call everything on one event loop."""
 
     def __init__(
@@ -78,6 +78,7 @@ class PeerCell:
         max_requests: int,
         on_report: Callable[[CellReport], None],
         on_allotted: Callable[[str, LimitAllotted], None],
+        on_slots: Callable[[str, TenantSlots], None],
         network_s: float | None = None,
     ) -> None:
         self.name = name
@@ -91,6 +92,7 @@ class PeerCell:
         self._max_requests = max_requests
         self._on_report = on_report
         self._on_allotted = on_allotted
+        self._on_slots = on_slots
         self._stated_s = network_s
         self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
         self._live: dict[str, _Away] = {}
@@ -137,11 +139,14 @@ class PeerCell:
         self._live[request.request_id] = _Away(request, sink)
         self._say().submits.append(SentRequest(bare, remaining))
 
-    def ask(self, ask: LimitAsk) -> bool:
-        """Ask for an allotment of a limit. Return whether there is a link."""
+    def ask(self, ask: LimitAsk | TenantSlotAsk) -> bool:
+        """Ask for an allotment of a limit, or for slots. Return whether there is a link."""
         if self.why:
             return False
-        self._say().asks.append(ask)
+        if isinstance(ask, LimitAsk):
+            self._say().asks.append(ask)
+        else:
+            self._say().slot_asks.append(ask)
         return True
 
     def cancel(self, request_id: str) -> None:
@@ -221,6 +226,8 @@ class PeerCell:
             self._ended(end)
         for answer in frame.allotted:
             self._on_allotted(self.name, answer)
+        for slots in frame.slots:
+            self._on_slots(self.name, slots)
         if frame.report:
             self._reported(frame.report)
 

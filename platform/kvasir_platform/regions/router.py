@@ -31,10 +31,10 @@ from kvasir.ports.router import (
 )
 from kvasir_platform.regions.dispatch import CellDispatch
 from kvasir_platform.regions.lease import BEATS
-from kvasir_platform.regions.limits import CellLimits
 from kvasir_platform.regions.peer import PeerCell
 from kvasir_platform.regions.reporting import OwnReports
 from kvasir_platform.regions.serving import CellServing
+from kvasir_platform.regions.sharing.limits import CellLimits
 from kvasir_platform.regions.views import cell_views
 from kvasir_router.regions.reports import INTERVAL_S
 from kvasir_router.regions.view import RegionView

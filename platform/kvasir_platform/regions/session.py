@@ -30,15 +30,15 @@ from kvasir_platform.regions.frames import (
     encode_message,
 )
 from kvasir_platform.regions.lease import fence_rules
-from kvasir_platform.regions.limits import LimitAllotted, LimitAsk
 from kvasir_platform.regions.residency import Residency
+from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import ExecutorFence
 from kvasir_router.regions.reports import INTERVAL_S
 
 log = logging.getLogger(__name__)
 
 MAX_ASKS = 4096
-"""Asks of one message that are answered: two for each of the most tenants."""
+"""Asks of each kind in one message that are answered: two for each of the most tenants."""
 MAX_WAITING_DELTAS = 1 << 16
 """Deltas that wait for an origin that reads too slowly. Beyond them its streams are cancelled."""
 MAX_WAITING_ANSWERS = 1 << 18
@@ -47,9 +47,9 @@ MAX_WAITING_ANSWERS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """What all links of a cell share. `report` returns the cell's encoded report, `allot` answers an
-    ask of a cell for a limit, `residency` where tenants
-    may run, `cells` the deployment of each other cell, `tokenizers` the digest of each model's tokenizer.
+    """What all links of a cell share. `report` returns the cell's encoded report, `allot` and `grant` answer
+    an ask of a cell for a limit, `residency` says where tenants may run, `cells` has the deployment of each
+    other cell, `tokenizers` the digest of each model's tokenizer.
     `lease_s` and `max_requests` are those of the spec."""
 
     cell: str
@@ -58,6 +58,7 @@ class ServingParts:
     residency: Residency
     report: Callable[[], bytes]
     allot: Callable[[str, LimitAsk], LimitAllotted | None]
+    grant: Callable[[str, TenantSlotAsk], TenantSlots | None]
     cells: Mapping[str, str]
     tokenizers: Mapping[str, str]
     lease_s: float
@@ -176,16 +177,24 @@ class CellSession:
             self._submit(sent)
         for ask in frame.asks[:MAX_ASKS]:
             self._allot(ask)
+        for slot_ask in frame.slot_asks[:MAX_ASKS]:
+            self._grant(slot_ask)
         for request_id in frame.cancels:
             if self._live.pop(request_id, None) is not None:
                 self._parts.router.cancel(request_id)
-        if len(self._pending.ends) + len(self._pending.allotted) > MAX_WAITING_ANSWERS:
+        pending = self._pending
+        if len(pending.ends) + len(pending.allotted) + len(pending.slots) > MAX_WAITING_ANSWERS:
             raise ProtocolError("it asks for more than it reads the answers of")
 
     def _allot(self, ask: LimitAsk) -> None:
         cell = "" if self._hello is None else self._hello.cell
         if (answer := self._parts.allot(cell, ask)) is not None:
             self._say().allotted.append(answer)
+
+    def _grant(self, ask: TenantSlotAsk) -> None:
+        cell = "" if self._hello is None else self._hello.cell
+        if (answer := self._parts.grant(cell, ask)) is not None:
+            self._say().slots.append(answer)
 
     def _greet(self, hello: CellHello | None) -> None:
         parts = self._parts

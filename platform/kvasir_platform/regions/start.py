@@ -8,18 +8,19 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir.config.spec.traffic.regions import PeerCellSpec, RegionsSpec
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
+from kvasir.ports.limits import Quota
 from kvasir.ports.router import RouterPort
 from kvasir_platform.regions.connections import CellDialer, OnCell
 from kvasir_platform.regions.dispatch import CellDispatch
 from kvasir_platform.regions.frames import VERSION, CellHello
 from kvasir_platform.regions.grpc_cells import CellTls, GrpcCellDialer, GrpcCellServer
-from kvasir_platform.regions.limits import CellLimits, Counted, LimitAsk
 from kvasir_platform.regions.peer import PeerCell
 from kvasir_platform.regions.reporting import OwnReports
 from kvasir_platform.regions.residency import Residency
 from kvasir_platform.regions.router import CellParts, RegionRouter
 from kvasir_platform.regions.serving import CellListener, CellServing
 from kvasir_platform.regions.session import ServingParts
+from kvasir_platform.regions.sharing.limits import CellLimits, LimitAsk, TenantSlotAsk
 from kvasir_router.regions.choice import ChoiceRules
 from kvasir_router.regions.reports import INTERVAL_S, CellReport
 from kvasir_router.regions.view import RegionView, ViewRules
@@ -61,7 +62,7 @@ def make_region_router(
     def heard(report: CellReport) -> None:
         view.heard(report, clock.now())
 
-    def ask(cell: str, ask: LimitAsk) -> bool:
+    def ask(cell: str, ask: LimitAsk | TenantSlotAsk) -> bool:
         return peers[cell].ask(ask)
 
     limits = CellLimits(
@@ -83,6 +84,7 @@ def make_region_router(
             max_requests=spec.max_forwarded,
             on_report=heard,
             on_allotted=limits.answered,
+            on_slots=limits.granted,
             network_s=peer.network_s,
         )
         for peer in spec.peers
@@ -94,6 +96,7 @@ def make_region_router(
         residency=residency,
         report=own.encoded,
         allot=limits.allot,
+        grant=limits.grant,
         cells={peer.name: peer.certified_as for peer in spec.peers},
         tokenizers=tokenizers,
         lease_s=spec.lost_after_s,
@@ -118,20 +121,16 @@ def make_region_router(
     )
 
 
-def _quotas(deployment: Deployment) -> dict[str, dict[Counted, int]]:
-    """Return what tenants may use in a minute in all cells together. With a Redis, the routers of each cell
-    share limits among themselves, and no more."""
+def _quotas(deployment: Deployment) -> dict[str, Quota]:
+    """Return what tenants may use in all cells together. With a Redis, the routers of each cell share limits
+    among themselves, and no more."""
     if deployment.tenancy.redis is not None:
         return {}
-    found: dict[str, dict[Counted, int]] = {}
-    for tenant in deployment.tenancy.all_tenants():
-        limits: list[tuple[Counted, int | None]] = [
-            ("requests", tenant.requests_per_min),
-            ("tokens", tenant.tokens_per_min),
-        ]
-        if quota := {name: per_min for name, per_min in limits if per_min is not None}:
-            found[tenant.name] = quota
-    return found
+    quotas = {
+        tenant.name: Quota(tenant.requests_per_min, tenant.tokens_per_min, tenant.concurrency)
+        for tenant in deployment.tenancy.all_tenants()
+    }
+    return {name: quota for name, quota in quotas.items() if not quota.uncounted}
 
 
 def _view_rules(stale_s: float) -> ViewRules:

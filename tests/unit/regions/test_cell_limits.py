@@ -10,35 +10,47 @@ from tests.kit.clocks import StillClock
 
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
-from kvasir_platform.regions.limits import AskCell, CellLimits, Counted, LimitAsk, home_of
+from kvasir_platform.regions.sharing.limits import (
+    AskCell,
+    CellLimits,
+    LimitAsk,
+    TenantSlotAsk,
+    home_of,
+)
 from kvasir_router.regions.limits import SharedLimitRules, overshoot
+from kvasir_router.regions.sharing.slots import part_of, slots_overshoot
 
 CELLS = ("ap", "eu", "us")
 TENANT = next(name for name in (f"t{i}" for i in range(100)) if home_of(name, CELLS) == "eu")
 PER_MIN = 600
-QUOTA = Quota(requests_per_min=PER_MIN, tokens_per_min=PER_MIN * 10, concurrency=1000)
+QUOTA = Quota(requests_per_min=PER_MIN, tokens_per_min=PER_MIN * 10)
 
 
 class Three:
     """Three cells, whose messages wait until they are delivered, or are lost while a cell is apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota = QUOTA) -> None:
+        self.quota = quota
         self.clock = StillClock()
         self.apart: set[str] = set()
         self._mail: deque[Callable[[], None]] = deque()
-        quotas: dict[str, dict[Counted, int]] = {TENANT: {"requests": PER_MIN, "tokens": PER_MIN * 10}}
         self.cells: dict[str, CellLimits] = {}
         for name in CELLS:
-            limits = CellLimits(name, CELLS, quotas, self.clock, ask=self._asker(name), epoch=1)
-            limits.over(MemoryLimits(self.clock.now))
-            self.cells[name] = limits
+            self.cells[name] = CellLimits(
+                name, CELLS, {TENANT: quota}, self.clock, ask=self._asker(name), epoch=1
+            )
 
     def _asker(self, own: str) -> AskCell:
-        def ask(cell: str, ask: LimitAsk) -> bool:
+        def ask(cell: str, ask: LimitAsk | TenantSlotAsk) -> bool:
             def deliver() -> None:
-                answer = self.cells[cell].allot(own, ask)
-                if answer is not None and not {own, cell} & self.apart:
-                    self.cells[own].answered(cell, answer)
+                if isinstance(ask, TenantSlotAsk):
+                    slots = self.cells[cell].grant(own, ask)
+                    if slots is not None and not {own, cell} & self.apart:
+                        self.cells[own].granted(cell, slots)
+                else:
+                    answer = self.cells[cell].allot(own, ask)
+                    if answer is not None and not {own, cell} & self.apart:
+                        self.cells[own].answered(cell, answer)
 
             if not {own, cell} & self.apart:
                 self._mail.append(deliver)
@@ -54,7 +66,7 @@ class Three:
     def take(self, cell: str, tokens: int = 10) -> list[Grant | LimitRefusal]:
         """A call in a cell; the list has its answer once there is one."""
         answers: list[Grant | LimitRefusal] = []
-        self.cells[cell].take(TENANT, QUOTA, tokens, answers.append)
+        self.cells[cell].take(TENANT, self.quota, tokens, answers.append)
         return answers
 
     def second(self, calls: dict[str, int]) -> dict[str, int]:
@@ -122,18 +134,63 @@ def test_a_refusal_says_when_to_come_again_and_charges_nothing() -> None:
     assert isinstance(three.take("eu", tokens=100)[0], Grant)
 
 
-def test_concurrency_stays_each_cells_own_and_returns_the_rest() -> None:
-    three = Three()
-    few = Quota(requests_per_min=PER_MIN, concurrency=1)
-    answers: list[Grant | LimitRefusal] = []
-    for _ in range(2):
-        three.cells["eu"].take(TENANT, few, 10, answers.append)
-    assert isinstance(answers[0], Grant)
-    assert isinstance(answers[1], LimitRefusal)
-    assert answers[1].limit == "concurrency"
-    three.cells["us"].take(TENANT, few, 10, answers.append)
+def test_all_cells_share_the_slots_of_a_tenant() -> None:
+    three = Three(Quota(concurrency=2))
+    first, second, third = three.take("eu"), three.take("us"), three.take("ap")
+    assert (len(first), second, third) == (1, [], [])
     three.deliver()
-    assert isinstance(answers[2], Grant)
+    ended, refused = sorted((second[0], third[0]), key=lambda each: isinstance(each, LimitRefusal))
+    assert isinstance(ended, Grant)
+    assert isinstance(refused, LimitRefusal)
+    assert (refused.limit, refused.retry_after_s) == ("concurrency", 1.0)
+    for limits, grant in ((three.cells["eu"], first[0]), (three.cells["us"], ended)):
+        assert isinstance(grant, Grant)
+        limits.settle(grant, 5)
+    three.second({})
+    three.second({})
+    assert three.second({"ap": 3}) == {"ap": 2}
+
+
+def test_calls_at_the_same_time_wait_for_two_answers_at_most() -> None:
+    three = Three(Quota(concurrency=50))
+    answers = [three.take("us") for _ in range(50)]
+    three.deliver()
+    assert all(isinstance(answer, Grant) for (answer,) in answers)
+    assert isinstance(three.take("eu")[0], LimitRefusal)
+
+
+def test_requests_that_run_in_cells_stay_within_the_bound_of_a_separation() -> None:
+    most = 6
+    three = Three(Quota(concurrency=most))
+    calls = [three.take("us") for _ in range(most)]
+    three.deliver()
+    assert all(isinstance(answer, Grant) for (answer,) in calls)
+    three.apart = {"us", "ap"}
+    for _ in range(10):
+        calls += [three.take(cell) for cell in CELLS for _ in range(most)]
+        three.second({})
+    granted = sum(isinstance(answer, Grant) for answers in calls for answer in answers)
+    assert granted == most + slots_overshoot(most, len(CELLS), 2) == 2 * most + part_of(most, len(CELLS))
+
+
+def test_a_refusal_by_concurrency_charges_nothing_else() -> None:
+    three = Three(Quota(requests_per_min=2, concurrency=1))
+    (grant,) = three.take("eu")
+    assert isinstance(grant, Grant)
+    for _ in range(5):
+        assert isinstance(three.take("eu")[0], LimitRefusal)
+    three.cells["eu"].settle(grant, 5)
+    assert isinstance(three.take("eu")[0], Grant)
+
+
+def test_without_any_limit_those_of_one_cell_stay() -> None:
+    inner = MemoryLimits(StillClock().now)
+    limits = CellLimits("us", CELLS, {}, StillClock(), ask=lambda cell, ask: True, epoch=1)
+    assert limits.over(inner) is inner
+    one = CellLimits(
+        "us", CELLS, {TENANT: Quota(concurrency=1)}, StillClock(), ask=lambda cell, ask: True, epoch=1
+    )
+    assert one.over(inner) is one
 
 
 def test_more_than_a_minutes_amount_can_never_be_granted() -> None:
@@ -152,15 +209,20 @@ def test_more_than_may_be_out_is_granted_in_the_home_cell_only() -> None:
 
 
 def test_a_cell_does_not_answer_for_another_home_or_in_anothers_name() -> None:
-    three, sent = Three(), list[LimitAsk]()
+    quota = Quota(requests_per_min=PER_MIN, concurrency=5)
+    three, sent = Three(quota), list[LimitAsk | TenantSlotAsk]()
 
-    def keep(cell: str, ask: LimitAsk) -> bool:
+    def keep(cell: str, ask: LimitAsk | TenantSlotAsk) -> bool:
         sent.append(ask)
         return True
 
-    quotas: dict[str, dict[Counted, int]] = {TENANT: {"requests": PER_MIN}}
-    CellLimits("us", CELLS, quotas, three.clock, ask=keep, epoch=1).tick()
-    (ask,) = sent
+    CellLimits("us", CELLS, {TENANT: quota}, three.clock, ask=keep, epoch=1).tick()
+    ask, slot_ask = sent
+    assert isinstance(ask, LimitAsk)
+    assert isinstance(slot_ask, TenantSlotAsk)
+    assert three.cells["ap"].grant("us", slot_ask) is None
+    assert three.cells["eu"].grant("ap", slot_ask) is None
+    assert three.cells["eu"].grant("us", slot_ask) is not None
     assert three.cells["ap"].allot("us", ask) is None
     assert three.cells["eu"].allot("ap", ask) is None
     assert three.cells["eu"].allot("us", ask) is not None

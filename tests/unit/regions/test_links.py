@@ -102,6 +102,7 @@ def as_origin(
             max_requests=100,
             on_report=lambda report: None,
             on_allotted=lambda cell, answer: None,
+            on_slots=lambda cell, answer: None,
         )
         running = asyncio.ensure_future(peer.run())
         async with asyncio.timeout(PATIENCE_S):
@@ -188,6 +189,7 @@ def as_serving(story: Callable[[Link, Cluster], Awaitable[None]]) -> None:
             residency=Residency({"bank": ("eu",)}),
             report=bytes,
             allot=lambda cell, ask: None,
+            grant=lambda cell, ask: None,
             cells={"eu": "eu"},
             tokenizers={},
             lease_s=1.0,

@@ -1,14 +1,15 @@
-"""Rate limits of tenants that all cells share: `kvasir.ports.limits.RateLimits` over several cells.
+"""Limits of tenants that all cells share: `kvasir.ports.limits.RateLimits` over several cells.
 
 Requests and tokens a minute of a tenant have one bucket, in the tenant's home cell, which all cells compute
 alike from the names; the others spend allotments of it (`kvasir_router.regions.limits`, which states the
-bound on what the cells together admit beyond the limit). Concurrency and budgets are each cell's own.
+bound on what the cells together admit beyond the limit). The same cell has the slots of its concurrency, of
+which the others have some (`kvasir_router.regions.sharing.slots`, likewise).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol
@@ -18,10 +19,12 @@ import msgspec
 from kvasir.ports.clock import Clock
 from kvasir.ports.limits import WINDOW_S, BucketLevels, Grant, LimitRefusal, Quota, RateLimits
 from kvasir_router.regions.limits import Admitted, Allotment, AllotmentAsk, AllottedLimit, HomeLimit
+from kvasir_router.regions.sharing.slots import KEPT_S, CellSlots, HomeSlots, SlotAsk, SlotGrant
 
 Counted = Literal["requests", "tokens"]
+Shared = Literal["requests", "tokens", "concurrency"]
 MAX_WAITING = 1024
-"""Calls that wait for an allotment. Others are refused."""
+"""Calls that wait for an allotment or a slot. Others are refused."""
 
 
 class LimitAsk(msgspec.Struct, frozen=True, array_like=True):
@@ -40,10 +43,24 @@ class LimitAllotted(msgspec.Struct, frozen=True, array_like=True):
     allotment: Allotment
 
 
+class TenantSlotAsk(msgspec.Struct, frozen=True, array_like=True):
+    """What a cell asks of the home cell of a tenant's concurrency."""
+
+    tenant: str
+    ask: SlotAsk
+
+
+class TenantSlots(msgspec.Struct, frozen=True, array_like=True):
+    """The answer."""
+
+    tenant: str
+    grant: SlotGrant
+
+
 class AskCell(Protocol):
     """Sends an ask to another cell; False if there is no link to it."""
 
-    def __call__(self, cell: str, ask: LimitAsk) -> bool: ...
+    def __call__(self, cell: str, ask: LimitAsk | TenantSlotAsk) -> bool: ...
 
 
 class _Call(NamedTuple):
@@ -53,7 +70,7 @@ class _Call(NamedTuple):
     then: Callable[[Grant | LimitRefusal], None]
 
 
-_Key = tuple[str, Counted]
+_Key = tuple[str, Shared]
 """A tenant, and one of its limits."""
 
 
@@ -77,44 +94,45 @@ class _Limit:
 
 
 class CellLimits:
-    """`RateLimits` over `inner`, which keeps concurrency. `cells` are the names of all cells, `own` is this
-    one's; `quotas` has requests and tokens a minute of the tenants that have limits, and `ask` sends to other
-    cells. `epoch` grows with each start of the process. Call `tick` once a second."""
+    """`RateLimits` of all cells. `cells` are their names, `own` is this one's; `quotas` has the limits of the
+    tenants that have any, and `ask` sends to other cells. `epoch` grows with each start of the process. Call
+    `tick` once a second."""
 
     def __init__(
         self,
         own: str,
         cells: Collection[str],
-        quotas: Mapping[str, Mapping[Counted, int]],
+        quotas: Mapping[str, Quota],
         clock: Clock,
         *,
         ask: AskCell,
         epoch: int,
     ) -> None:
-        self.inner: RateLimits | None = None
         self._own = own
         self._clock = clock
         self._ask = ask
         self._homes = {tenant: home_of(tenant, cells) for tenant in quotas}
         now = clock.now()
-        self._limits: dict[_Key, _Limit] = {}
+        self._limits: dict[tuple[str, Counted], _Limit] = {}
+        self._slots: dict[str, HomeSlots | CellSlots] = {}
         for tenant, quota in quotas.items():
             here = self._homes[tenant] == own
-            for name, per_min in quota.items():
+            for name, per_min in _per_min(quota):
                 self._limits[tenant, name] = _Limit(
                     HomeLimit(per_min, now) if here else None,
                     None if here else AllottedLimit(own, per_min, len(cells), now, after=epoch),
                     per_min,
                 )
+            if (most := quota.concurrency) is not None:
+                self._slots[tenant] = (
+                    HomeSlots(most) if here else CellSlots(own, most, len(cells), after=epoch)
+                )
         self._waiting: dict[_Key, deque[_Call]] = {}
         self._asked: set[_Key] = set()
 
     def over(self, inner: RateLimits) -> RateLimits:
-        """Return these limits over `inner`, the limits of one cell; `inner` itself if no tenant has any."""
-        if not self._limits:
-            return inner
-        self.inner = inner
-        return self
+        """Return these limits in place of `inner`, those of one cell; `inner` itself if no tenant has any."""
+        return self if self._limits or self._slots else inner
 
     # -- RateLimits
 
@@ -130,16 +148,15 @@ class CellLimits:
     def settle(self, grant: Grant, tokens: int) -> None:
         """See RateLimits."""
         self._give_back(grant, 0, grant.tokens - tokens)
-        self._within.settle(_uncounted(grant), tokens)
+        self._end(grant)
 
     def release(self, grant: Grant) -> None:
         """See RateLimits."""
         self._give_back(grant, 1, grant.tokens)
-        self._within.release(_uncounted(grant))
+        self._end(grant)
 
     async def run(self) -> None:
-        """See RateLimits."""
-        await self._within.run()
+        """Return at once: `tick` does what is due."""
 
     # -- cells
 
@@ -150,6 +167,9 @@ class CellLimits:
         for key, limit in self._limits.items():
             if limit.allotted is not None:
                 self._send(key, limit.allotted, now)
+        for tenant, slots in self._slots.items():
+            if isinstance(slots, CellSlots):
+                self._ask_slots(tenant, slots, now)
         waiting, self._waiting = self._waiting, {}
         for call in [call for calls in waiting.values() for call in calls]:
             self._decide(call)
@@ -172,13 +192,30 @@ class CellLimits:
         for call in self._waiting.pop(key, ()):
             self._decide(call, answered=key)
 
-    # -- inside
+    def grant(self, cell: str, asked: TenantSlotAsk) -> TenantSlots | None:
+        """Return the slots of another cell; None if this is not the home cell of such a limit."""
+        slots = self._slots.get(asked.tenant)
+        if not isinstance(slots, HomeSlots) or asked.ask.cell != cell:
+            return None
+        found = slots.grant(asked.ask, self._clock.now())
+        return None if found is None else TenantSlots(asked.tenant, found)
 
-    @property
-    def _within(self) -> RateLimits:
-        if self.inner is None:
-            raise AssertionError("limits of cells need those of one")
-        return self.inner
+    def granted(self, cell: str, answer: TenantSlots) -> None:
+        """Take the slots that another cell gives."""
+        slots, now = self._slots.get(answer.tenant), self._clock.now()
+        if not isinstance(slots, CellSlots) or self._homes[answer.tenant] != cell:
+            return
+        slots.answered(answer.grant, now)
+        key: _Key = (answer.tenant, "concurrency")
+        # One ask is for all that go on to wait.
+        self._asked.add(key)
+        for call in self._waiting.pop(key, ()):
+            self._decide(call)
+        self._asked.discard(key)
+        if self._waiting.get(key):
+            self._ask_slots(answer.tenant, slots, now)
+
+    # -- inside
 
     def _decide(self, call: _Call, answered: _Key | None = None) -> None:
         """Decide on a call, or have it wait. It is refused if the limit `answered` has nothing for it."""
@@ -189,35 +226,43 @@ class CellLimits:
             if admitted is Admitted.YES:
                 taken.append((limit, amount))
                 continue
-            for each, back in taken:
-                each.give_back(back, now)
+            _undo(taken, now)
             if admitted is Admitted.ASK and answered != (call.tenant, name) and self._may_wait():
-                self._wait(call, (call.tenant, name), limit, now)
+                self._wait(call, (call.tenant, name))
+                if limit.allotted is not None and (call.tenant, name) not in self._asked:
+                    self._send((call.tenant, name), limit.allotted, now)
             else:
                 wait_s = min(WINDOW_S, max(1.0, amount * WINDOW_S / limit.per_min))
                 call.then(LimitRefusal(name, wait_s, BucketLevels()))
             return
-        self._concurrency(call)
+        if call.quota.concurrency is None or self._slot(call, now, taken):
+            call.then(Grant(call.tenant, call.quota, call.tokens, BucketLevels()))
+
+    def _slot(self, call: _Call, now: float, taken: Sequence[tuple[_Limit, float]]) -> bool:
+        """Take a slot for a call, else undo what was taken, and refuse it or have it wait."""
+        slots = self._slots[call.tenant]
+        admitted = slots.take(now)
+        if admitted is Admitted.YES:
+            return True
+        _undo(taken, now)
+        key: _Key = (call.tenant, "concurrency")
+        if admitted is Admitted.ASK and self._may_wait():
+            self._wait(call, key)
+            if isinstance(slots, CellSlots) and key not in self._asked:
+                self._ask_slots(call.tenant, slots, now)
+        else:
+            call.then(LimitRefusal("concurrency", KEPT_S, BucketLevels()))
+        return False
 
     def _may_wait(self) -> bool:
         return sum(map(len, self._waiting.values())) < MAX_WAITING
 
-    def _wait(self, call: _Call, key: _Key, limit: _Limit, now: float) -> None:
+    def _wait(self, call: _Call, key: _Key) -> None:
         self._waiting.setdefault(key, deque()).append(call)
-        if limit.allotted is not None and key not in self._asked:
-            self._send(key, limit.allotted, now)
 
-    def _concurrency(self, call: _Call) -> None:
-        quota = call.quota
-
-        def then(verdict: Grant | LimitRefusal) -> None:
-            if isinstance(verdict, LimitRefusal):
-                self._give_back(Grant(call.tenant, quota, call.tokens, verdict.levels), 1, call.tokens)
-                call.then(verdict)
-            else:
-                call.then(verdict._replace(quota=quota))
-
-        self._within.take(call.tenant, _without_counts(quota), call.tokens, then)
+    def _end(self, grant: Grant) -> None:
+        if grant.quota.concurrency is not None:
+            self._slots[grant.tenant].end()
 
     def _give_back(self, grant: Grant, requests: int, tokens: int) -> None:
         now = self._clock.now()
@@ -225,10 +270,15 @@ class CellLimits:
             if amount:
                 self._limits[grant.tenant, name].give_back(amount, now)
 
-    def _send(self, key: _Key, limit: AllottedLimit, now: float) -> None:
+    def _send(self, key: tuple[str, Counted], limit: AllottedLimit, now: float) -> None:
         tenant, name = key
         if self._ask(self._homes[tenant], LimitAsk(tenant, name, limit.ask(now))):
             self._asked.add(key)
+
+    def _ask_slots(self, tenant: str, slots: CellSlots, now: float) -> None:
+        waiting = len(self._waiting.get((tenant, "concurrency"), ()))
+        if self._ask(self._homes[tenant], TenantSlotAsk(tenant, slots.ask(waiting, now))):
+            self._asked.add((tenant, "concurrency"))
 
 
 def home_of(tenant: str, cells: Collection[str]) -> str:
@@ -247,9 +297,15 @@ def _amounts(quota: Quota, requests: int, tokens: int) -> list[tuple[Counted, in
     return charged
 
 
-def _without_counts(quota: Quota) -> Quota:
-    return Quota(concurrency=quota.concurrency, budget=quota.budget)
+def _per_min(quota: Quota) -> list[tuple[Counted, int]]:
+    """Return the limits per minute of a quota."""
+    limits: list[tuple[Counted, int | None]] = [
+        ("requests", quota.requests_per_min),
+        ("tokens", quota.tokens_per_min),
+    ]
+    return [(name, per_min) for name, per_min in limits if per_min is not None]
 
 
-def _uncounted(grant: Grant) -> Grant:
-    return grant._replace(quota=_without_counts(grant.quota))
+def _undo(taken: Iterable[tuple[_Limit, float]], now: float) -> None:
+    for limit, amount in taken:
+        limit.give_back(amount, now)

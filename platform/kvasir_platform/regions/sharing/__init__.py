@@ -1,0 +1,1 @@
+"""What tenants may use in all cells together."""

@@ -1,0 +1,1 @@
+"""What cells share beside amounts per minute: the concurrency of a tenant."""
