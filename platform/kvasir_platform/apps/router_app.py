@@ -153,8 +153,7 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the router and the gateway of this process share; `rollouts` and `costs` where the spec has
-    them."""
+    """What the router and the gateway of this process share, as far as the spec has it."""
 
     deployment: Deployment
     router_id: str
@@ -229,6 +228,7 @@ async def _cells(
         router_id=parts.router_id,
         tokenizers={model: each.tokenizer_digest for model, each in facts.items()},
         epoch=time.time_ns() // 1000,
+        budgets=None if parts.costs is None else parts.costs.budgets,
     )
     parts.metrics.track_cells(cells.cells)
     await cells.start()

@@ -12,6 +12,7 @@ import msgspec
 from kvasir.core.errors import ProtocolError
 from kvasir_platform.edge.frames import Ended, LinkDelta, LinkRequest, plain, plain_array
 from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
+from kvasir_router.regions.sharing.spending import CellSpending
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 32 << 20
@@ -64,7 +65,7 @@ class ToServing(msgspec.Struct, array_like=True):
 class ToOrigin(msgspec.Struct, array_like=True):
     """From the serving cell. All deltas precede all ends. `report` is an encoded CellReport, empty for none.
     `echo` is the last `sent_s`, and the seconds since it was received. `allotted` answers `asks`,
-    and `slots` the `slot_asks`."""
+    and `slots` the `slot_asks`. `spending` comes with a report, if tenants have budgets."""
 
     welcome: CellWelcome | None = None
     deltas: list[LinkDelta] = []
@@ -74,6 +75,7 @@ class ToOrigin(msgspec.Struct, array_like=True):
     echo: tuple[float, float] | None = None
     allotted: list[LimitAllotted] = []
     slots: list[TenantSlots] = []
+    spending: CellSpending | None = None
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=plain)

@@ -34,6 +34,7 @@ from kvasir_platform.regions.lease import BEATS, fence_rules
 from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import OriginFence
 from kvasir_router.regions.reports import CellReport, decode_report
+from kvasir_router.regions.sharing.spending import CellSpending
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class _Away:
 
 class PeerCell:
     """One other cell. `run` keeps the link to it. `on_report` is called with each of its reports,
-    `on_allotted` and `on_slots` with its name and each answer about a limit. `lease_s`
-    is `lost_after_s` of all cells. Call everything on one event loop."""
+    `on_allotted` and `on_slots` with its name and each answer about a limit, `on_spending` with what
+    tenants have cost there. `lease_s` is `lost_after_s` of all cells. Call everything on one event loop."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class PeerCell:
         on_report: Callable[[CellReport], None],
         on_allotted: Callable[[str, LimitAllotted], None],
         on_slots: Callable[[str, TenantSlots], None],
+        on_spending: Callable[[str, CellSpending], None],
         network_s: float | None = None,
     ) -> None:
         self.name = name
@@ -93,6 +95,7 @@ class PeerCell:
         self._on_report = on_report
         self._on_allotted = on_allotted
         self._on_slots = on_slots
+        self._on_spending = on_spending
         self._stated_s = network_s
         self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
         self._live: dict[str, _Away] = {}
@@ -228,6 +231,8 @@ class PeerCell:
             self._on_allotted(self.name, answer)
         for slots in frame.slots:
             self._on_slots(self.name, slots)
+        if frame.spending is not None:
+            self._on_spending(self.name, frame.spending)
         if frame.report:
             self._reported(frame.report)
 

@@ -34,6 +34,7 @@ from kvasir_platform.regions.lease import BEATS
 from kvasir_platform.regions.peer import PeerCell
 from kvasir_platform.regions.reporting import OwnReports
 from kvasir_platform.regions.serving import CellServing
+from kvasir_platform.regions.sharing.budgets import CellBudgets
 from kvasir_platform.regions.sharing.limits import CellLimits
 from kvasir_platform.regions.views import cell_views
 from kvasir_router.regions.reports import INTERVAL_S
@@ -51,6 +52,7 @@ class CellParts:
     peers: Mapping[str, PeerCell]
     serving: CellServing
     limits: CellLimits
+    budgets: CellBudgets
     own: OwnReports
     view: RegionView
 
@@ -65,6 +67,7 @@ class RegionRouter:
         self._peers = parts.peers
         self._serving = parts.serving
         self._limits = parts.limits
+        self._budgets = parts.budgets
         self._own = parts.own
         self._view = parts.view
         self._clock = clock
@@ -117,6 +120,7 @@ class RegionRouter:
             if (now := self._clock.now()) - asked_s >= INTERVAL_S:
                 asked_s = now
                 self._guarded(self._limits.tick)
+                self._guarded(self._budgets.tick)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Do one step. That it fails must not end links on which requests run: it is logged, less often the

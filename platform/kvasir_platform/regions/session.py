@@ -34,6 +34,7 @@ from kvasir_platform.regions.residency import Residency
 from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import ExecutorFence
 from kvasir_router.regions.reports import INTERVAL_S
+from kvasir_router.regions.sharing.spending import CellSpending
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +48,17 @@ MAX_WAITING_ANSWERS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """What all links of a cell share. `report` returns the cell's encoded report, `allot` and `grant` answer
-    an ask of a cell for a limit, `residency` says where tenants may run, `cells` has the deployment of each
-    other cell, `tokenizers` the digest of each model's tokenizer.
-    `lease_s` and `max_requests` are those of the spec."""
+    """What all links of a cell share. `report` returns the cell's encoded report, and `spending` what tenants
+    with a budget have cost here. `allot` and `grant` answer an ask of a cell for a limit. `residency` says
+    where tenants may run, `cells` has the deployment of each other cell, and `tokenizers` the digest of each
+    model's tokenizer. `lease_s` and `max_requests` are those of the spec."""
 
     cell: str
     router: RequestPort
     clock: Clock
     residency: Residency
     report: Callable[[], bytes]
+    spending: Callable[[], CellSpending | None]
     allot: Callable[[str, LimitAsk], LimitAllotted | None]
     grant: Callable[[str, TenantSlotAsk], TenantSlots | None]
     cells: Mapping[str, str]
@@ -126,6 +128,7 @@ class CellSession:
     def _report(self) -> None:
         try:
             self._say().report = self._parts.report()
+            self._say().spending = self._parts.spending()
         except Exception:  # without reports the cell gets no new requests, and those that run go on
             self._unreported += 1
             if self._unreported & (self._unreported - 1) == 0:

@@ -10,6 +10,7 @@ from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
 from kvasir.ports.limits import Quota
 from kvasir.ports.router import RouterPort
+from kvasir_platform.gateway.costs.budgets import Budgets
 from kvasir_platform.regions.connections import CellDialer, OnCell
 from kvasir_platform.regions.dispatch import CellDispatch
 from kvasir_platform.regions.frames import VERSION, CellHello
@@ -20,6 +21,7 @@ from kvasir_platform.regions.residency import Residency
 from kvasir_platform.regions.router import CellParts, RegionRouter
 from kvasir_platform.regions.serving import CellListener, CellServing
 from kvasir_platform.regions.session import ServingParts
+from kvasir_platform.regions.sharing.budgets import CellBudgets
 from kvasir_platform.regions.sharing.limits import CellLimits, LimitAsk, TenantSlotAsk
 from kvasir_router.regions.choice import ChoiceRules
 from kvasir_router.regions.reports import INTERVAL_S, CellReport
@@ -48,10 +50,11 @@ def make_region_router(
     router_id: str,
     tokenizers: Mapping[str, str],
     epoch: int,
+    budgets: Budgets | None = None,
 ) -> RegionRouter:
     """Return a router over the cells of `deployment`, of which `router` is this one. `tokenizers` has the
-    digest of each model's tokenizer, and `epoch` grows with each start of the process. Raise
-    ConfigError without `regions` in the spec."""
+    digest of each model's tokenizer, and `epoch` grows with each start of the process. `budgets` become
+    those of all cells. Raise ConfigError without `regions` in the spec."""
     spec = deployment.regions
     if spec is None:
         raise ConfigError("regions: the spec has none")
@@ -73,6 +76,7 @@ def make_region_router(
         ask=ask,
         epoch=epoch,
     )
+    spending = CellBudgets([peer.name for peer in spec.peers], budgets, clock)
     hello = CellHello(VERSION, spec.name, router_id)
     peers = {
         peer.name: PeerCell(
@@ -85,6 +89,7 @@ def make_region_router(
             on_report=heard,
             on_allotted=limits.answered,
             on_slots=limits.granted,
+            on_spending=spending.heard,
             network_s=peer.network_s,
         )
         for peer in spec.peers
@@ -95,6 +100,7 @@ def make_region_router(
         clock=clock,
         residency=residency,
         report=own.encoded,
+        spending=spending.said,
         allot=limits.allot,
         grant=limits.grant,
         cells={peer.name: peer.certified_as for peer in spec.peers},
@@ -117,7 +123,9 @@ def make_region_router(
         default_output=deployment.gateway.default_max_tokens,
     )
     return RegionRouter(
-        CellParts(router, dispatch, peers, serving, limits, own, view), clock, lease_s=spec.lost_after_s
+        CellParts(router, dispatch, peers, serving, limits, spending, own, view),
+        clock,
+        lease_s=spec.lost_after_s,
     )
 
 

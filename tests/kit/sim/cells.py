@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from kvasir.config.spec.traffic.regions import PeerCellSpec, RegionsSpec
 from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.session import ConnectionLost
+from kvasir_platform.gateway.costs.budgets import Budgets
 from kvasir_platform.regions.connections import CellConnection, OnCell
 from kvasir_platform.regions.router import RegionRouter
 from kvasir_platform.regions.start import make_region_router
@@ -148,12 +149,15 @@ class CellLinks:
 class SimCell:
     """One cell: a simulated deployment behind a router over several cells."""
 
-    def __init__(self, deployment: Deployment, clock: Clock, links: CellLinks) -> None:
+    def __init__(
+        self, deployment: Deployment, clock: Clock, links: CellLinks, budgets: Budgets | None = None
+    ) -> None:
         assert deployment.regions is not None
         self.name = deployment.regions.name
         self.deployment = deployment
         self.cluster = Cluster(deployment, clock)
         self.tokenizer = TOKENIZER_DIGEST
+        self.budgets = budgets
         self._clock, self._links = clock, links
         self._router: RegionRouter | None = None
         self._running: asyncio.Task[None] | None = None
@@ -176,6 +180,7 @@ class SimCell:
             router_id=self.name,
             tokenizers={self.deployment.model.name: self.tokenizer},
             epoch=1,
+            budgets=self.budgets,
         )
         await self._router.start()
         self._running = asyncio.ensure_future(self._router.run())
@@ -209,21 +214,28 @@ class SimCell:
 
 
 class SimCells:
-    """Cells of equal deployments, each a peer of all others. `residency` as in the spec. Use as `async
-    with`."""
+    """Cells of equal deployments, each a peer of all others. `budgets` makes those of one cell, and `regions`
+    is as in the spec. Use as `async with`."""
 
     def __init__(
         self,
         deployment: Deployment,
         clock: Clock,
         delays_s: Mapping[tuple[str, str], float],
+        budgets: Callable[[], Budgets] | None = None,
         **regions: Any,
     ) -> None:
         self.clock = clock
         self.links = CellLinks(clock, {frozenset(pair): delay for pair, delay in delays_s.items()})
         names = sorted({name for pair in delays_s for name in pair})
         self.cells = {
-            name: SimCell(_as_cell(deployment, name, names, regions), clock, self.links) for name in names
+            name: SimCell(
+                _as_cell(deployment, name, names, regions),
+                clock,
+                self.links,
+                None if budgets is None else budgets(),
+            )
+            for name in names
         }
         self.twice: set[str] = set()
         """Requests that two cells ran at the same time."""

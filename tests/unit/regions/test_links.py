@@ -103,6 +103,7 @@ def as_origin(
             on_report=lambda report: None,
             on_allotted=lambda cell, answer: None,
             on_slots=lambda cell, answer: None,
+            on_spending=lambda cell, said: None,
         )
         running = asyncio.ensure_future(peer.run())
         async with asyncio.timeout(PATIENCE_S):
@@ -190,6 +191,7 @@ def as_serving(story: Callable[[Link, Cluster], Awaitable[None]]) -> None:
             report=bytes,
             allot=lambda cell, ask: None,
             grant=lambda cell, ask: None,
+            spending=lambda: None,
             cells={"eu": "eu"},
             tokenizers={},
             lease_s=1.0,

@@ -1,15 +1,17 @@
 """Budgets of tenants: what each has cost in this period, and whether it may go on.
 
-A router reads the costs of all routers every few seconds. A tenant can therefore exceed its hard budget by
-what it uses in that time, and by its requests that run: they are charged when they end.
+A router reads the costs of all routers of its deployment every few seconds, and hears what tenants have cost
+in other cells. A tenant can therefore exceed its hard budget by what it uses in that time, and by its
+requests that run: they are charged when they end.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 from kvasir.config.spec.tenants import BudgetSpec, TenantSpec
 from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, Quota, RateLimits, SharedRateLimits
@@ -78,14 +80,31 @@ class Spending:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherCellsSpent:
+    """What a tenant has spent in other cells. `assumed` of it is what cells that are not heard, `silent`, may
+    have spent since they were."""
+
+    amount: float = 0.0
+    assumed: float = 0.0
+    silent: tuple[str, ...] = ()
+
+
+class OtherCells(Protocol):
+    """What tenants have spent in other cells."""
+
+    def spent(self, tenant: str, period: str) -> OtherCellsSpent: ...
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetState:
-    """What a tenant has spent of its budget in a period."""
+    """What a tenant has spent of its budget in a period, in all cells and of that in others."""
 
     tenant: str
     budget: BudgetSpec
     period: BudgetPeriod
     spent: float
     currency: str
+    other_cells: OtherCellsSpent = field(default_factory=OtherCellsSpent)
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -108,25 +127,57 @@ class BudgetState:
         """The state for people and for the header, in ASCII."""
         of = ", ".join(f"{name} {bound:.2f}" for name, bound in self.bounds.items())
         renewed = datetime.fromtimestamp(self.period.end_s, UTC).strftime("%Y-%m-%dT%H:%MZ")
-        return f"{self.currency} {self.spent:.2f} spent in {self.period.name} of {of}; renewed {renewed}"
+        spent = f"{self.currency} {self.spent:.2f} spent in {self.period.name}{self._where}"
+        return f"{spent} of {of}; renewed {renewed}"
+
+    @property
+    def _where(self) -> str:
+        other = self.other_cells
+        if not other.amount:
+            return ""
+        assumed = f", {other.assumed:.2f} assumed of {', '.join(other.silent)} (not heard)"
+        return f" ({other.amount:.2f} in other cells{assumed if other.assumed else ''})"
 
 
 class Budgets:
-    """The budgets of all tenants that have one. States are computed by `refresh`, not for each request."""
+    """The budgets of all tenants that have one. States are computed by `refresh` and `recount`, not for each
+    request. Set `other_cells` if there are other cells."""
 
     def __init__(self, tenants: Iterable[TenantSpec], currency: str, wall: Callable[[], float]) -> None:
         self._specs = {tenant.name: tenant.budget for tenant in tenants if tenant.budget is not None}
         self._currency = currency
         self._wall = wall
         self._states: dict[str, BudgetState] = {}
+        self._here: dict[str, tuple[BudgetPeriod, float]] = {}
+        self.other_cells: OtherCells | None = None
         self._warned: set[tuple[str, str, str]] = set()
 
+    @property
+    def currency(self) -> str:
+        """The currency of all amounts."""
+        return self._currency
+
+    def here(self) -> dict[tuple[str, str], float]:
+        """Return what each tenant with a budget has spent in this deployment, by tenant and period."""
+        return {(tenant, period.name): spent for tenant, (period, spent) in self._here.items()}
+
     def refresh(self, spending: Spending) -> None:
-        """Compute all states, and log each bound that a tenant has reached, once in each period."""
-        now, warned = self._wall(), set()
+        """Take what was spent in this deployment, and compute all states."""
+        now = self._wall()
         for tenant, spec in self._specs.items():
             period = BudgetPeriod.at(spec.period, now)
-            state = BudgetState(tenant, spec, period, spending.of(tenant, period), self._currency)
+            self._here[tenant] = period, spending.of(tenant, period)
+        self.recount()
+
+    def recount(self) -> None:
+        """Compute all states, and log each bound that a tenant has reached, once in each period."""
+        warned = set()
+        for tenant, (period, here) in self._here.items():
+            other = (
+                OtherCellsSpent() if self.other_cells is None else self.other_cells.spent(tenant, period.name)
+            )
+            spent = here + other.amount
+            state = BudgetState(tenant, self._specs[tenant], period, spent, self._currency, other)
             self._states[tenant] = state
             for bound, reached in (("soft", state.over_soft), ("hard", state.over_hard)):
                 mark = (tenant, bound, period.name)

@@ -1,1 +1,1 @@
-"""What cells share beside amounts per minute: the concurrency of a tenant."""
+"""What cells share beside amounts per minute: the concurrency of a tenant, and what it has spent."""
