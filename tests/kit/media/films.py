@@ -20,7 +20,7 @@ def mp4_film(seed: int, *, frames: int) -> bytes:
         for number in range(frames):
             frame = np.full((HEIGHT, WIDTH, 3), seed, dtype=np.uint8)
             at = (number * 3 + seed) % WIDTH
-            frame[:, at : at + 12] = (250, 2 * number, 250 - seed)
+            frame[:, at : at + 12] = (250, 2 * number % 256, 250 - seed)
             writer.write(frame)
         writer.release()
         return Path(path).read_bytes()

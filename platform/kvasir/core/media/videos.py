@@ -60,6 +60,13 @@ def taken_frames(frames: int, most: int) -> int:
     return min(frames, most)
 
 
+def taken_places(total: int, frames: int) -> list[int]:
+    """Return which of `total` frames are taken: the first, the last and as many between, evenly spaced, with
+    the rounding of numpy.linspace, which vLLM's loaders use."""
+    step = (total - 1) / max(1, frames - 1)
+    return [*(int(number * step) for number in range(frames - 1)), total - 1 if frames > 1 else 0]
+
+
 class _Track:
     """What is known of one track."""
 

@@ -1,4 +1,4 @@
-"""Decodes images, videos and audio for vLLM.
+"""Decodes images and audio for vLLM, and videos in a process of their own.
 
 The files are from clients. Their headers have been checked, and what a decoder makes of them is compared with
 the headers: one that has more than it says is refused.
@@ -7,19 +7,18 @@ the headers: one that has more than it says is refused.
 from __future__ import annotations
 
 import io
-import time
 from typing import Any
 
 import numpy as np
 import soundfile
 import soxr
 from vllm.multimodal.media import ImageMediaIO
-from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
 from kvasir.core.media.audio import AudioHeader
-from kvasir.core.media.videos import VideoHeader
+from kvasir.core.media.videos import VideoHeader, taken_places
+from kvasir_workers.videos.process import decoded
 
-_MAX_VIDEO_S = 8.0
+_MAX_VIDEO_S = 8
 """The longest that one video is decoded: within the limit on preparing a request."""
 _SOUND_FORMATS = frozenset({"WAV", "WAVEX", "FLAC", "MP3", "MPEG"})
 _MAX_SOUND_BYTES = 256 << 20
@@ -36,31 +35,13 @@ def video(data: bytes, header: VideoHeader, frames: int) -> Any:
     """Return `frames` frames of a video, evenly spaced, as vLLM spaces them: frames x height x width x RGB,
     and what vLLM's loaders say of them. Raises ValueError if the file has not what its header says, or takes
     too long."""
-    wanted = np.linspace(0, header.frames - 1, frames, dtype=int).tolist()
-    made = np.empty((frames, header.height, header.width, 3), dtype=np.uint8)
-    capture = OpenCVVideoBackendMixin.open_video_capture(data)
-    deadline = time.monotonic() + _MAX_VIDEO_S
-    try:
-        at = -1
-        for number, place in enumerate(wanted):
-            while at < place:
-                if time.monotonic() > deadline:
-                    raise ValueError(f"it takes more than {_MAX_VIDEO_S:g} s; send fewer or smaller frames")
-                if not capture.grab():
-                    raise ValueError(f"its header says {header.frames} frames; it ends after {at + 1}")
-                at += 1
-            there, frame = capture.retrieve()
-            if not there or frame.shape != made.shape[1:]:
-                raise ValueError(f"its frames are not the {header.width} x {header.height} of its header")
-            made[number] = frame[:, :, ::-1]
-    finally:
-        capture.release()
+    made = decoded(data, header, frames, timeout_s=_MAX_VIDEO_S)
     said = {
         "total_num_frames": header.frames,
         "fps": header.frames / header.seconds if header.seconds > 0 else 0.0,
         "duration": header.seconds,
         "video_backend": "opencv",
-        "frames_indices": wanted,
+        "frames_indices": taken_places(header.frames, frames),
         "do_sample_frames": False,
     }
     return made, said

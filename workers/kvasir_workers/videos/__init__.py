@@ -1,0 +1,1 @@
+"""Decoding of videos, each in a process of its own with bounded memory."""
