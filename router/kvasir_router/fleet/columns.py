@@ -111,15 +111,16 @@ class Selection:
         np.minimum(done, floats[HEAD_TOKENS], out=done)
         # Engines compute at least the last prompt token, because they sample from it.
         whole_blocks = (prompt_tokens - 1) // size
-        reach: IntColumn = depths.take(self.groups, 0).astype(np.int64)
-        np.minimum(reach, whole_blocks[:, None], out=reach)
+        # A row for each medium, so that each is contiguous.
+        reach: IntColumn = depths.take(self.groups, 0).T.astype(np.int64, order="C")
+        np.minimum(reach, whole_blocks, out=reach)
         prefills = self.prefills
         if prefilled_on is not None:
             prefills = np.zeros_like(prefills)
             prefills[prefilled_on] = True
-            reach[prefilled_on] = whole_blocks[prefilled_on]
-        reach *= size[:, None]
-        below: IntColumn = reach[:, 1:] - reach[:, :-1]
+            reach[:, prefilled_on] = whole_blocks[prefilled_on]
+        reach *= size
+        below: IntColumn = np.subtract(reach[1:].T, reach[:-1].T, order="C")
         if np.count_nonzero(ints[TROUBLED]):
             _without(below, ints[TROUBLED])
         return Candidates(
@@ -127,7 +128,7 @@ class Selection:
             worker=ints[WORKER],
             prefills=prefills,
             decodes=self.decodes,
-            cached_tokens=reach[:, 0],
+            cached_tokens=reach[0],
             tier_tokens=below,
             queued_prefill_tokens=ints[QUEUED] - done.astype(np.int64),
             waiting=ints[WAITING],

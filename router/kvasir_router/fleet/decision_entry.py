@@ -40,14 +40,14 @@ _FACTS = (
     "held_tokens",
     "kv_tokens",
 )
-_FACTS_OF = attrgetter(*_FACTS)
 _STREAMS = _FACTS.index("streams")
 _RATES = ("prefill_fixed_s", "step_fixed_s", "step_stream_s")
-_RATES_OF = attrgetter(*_RATES)
 _TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
+_FIGURES_OF = attrgetter(*_FACTS, *[f"rates.{rate}" for rate in _RATES], "tier_tokens")
+_FIGURE_BYTES = 8
 
-About = Callable[[str], tuple[str, str]]
-"""A worker's pool, and how well the router knows its cache."""
+About = Callable[[tuple[RoutingTarget, ...]], tuple[tuple[str, str], ...]]
+"""The pool of each place, and how well the router knows its cache."""
 
 
 class Decided(NamedTuple):
@@ -68,9 +68,7 @@ class DecisionEntry:
     The figures are kept as bytes: made and freed with each request, an array takes eight times as long."""
 
     __slots__ = (
-        "_facts",
-        "_rates",
-        "_tiers",
+        "_figures",
         "about",
         "attempt",
         "better",
@@ -109,39 +107,43 @@ class DecisionEntry:
         self.judged = False
         self.regret: Regret | None = None
         self.better: tuple[str, ...] = ()
-        tables = plan.tables or _unscored(candidates, plan)
-        self.omitted: int = sum([max(0, len(table.rows) - PLACES) for table in tables])
-        self._facts = b"".join([column.tobytes() for column in _FACTS_OF(candidates)])
-        self._rates = b"".join([column.tobytes() for column in _RATES_OF(candidates.rates)])
-        self._tiers = candidates.tier_tokens.tobytes()
+        self.plan = plan
+        self.tables = tables = plan.tables or _unscored(candidates, plan)
         self.targets = candidates.targets
+        self.omitted = 0
+        self._figures = b"".join(_FIGURES_OF(candidates))
         if len(candidates) > PLACES:
             # The kept arrays must not grow with the fleet.
+            self.omitted = sum([max(0, len(table.rows) - PLACES) for table in tables])
             tables = tuple([_trimmed(table, candidates, plan) for table in tables])
             rows = np.concatenate([table.rows for table in tables])
             kept = self.facts[:, rows], self.rates[:, rows], self.tiers[rows]
-            self._facts, self._rates, self._tiers = [each.tobytes() for each in kept]
+            self._figures = b"".join([each.tobytes() for each in kept])
             self.targets = tuple([candidates.targets[row] for row in rows.tolist()])
-            tables = _renumbered(tables)
-            plan = replace(plan, tables=())
-        self.plan = plan
-        self.tables = tables
-        self.about = tuple([about(target.worker_id) for target in self.targets])
+            self.tables = _renumbered(tables)
+            self.plan = replace(plan, tables=())
+        self.about = about(self.targets)
 
     @property
     def facts(self) -> IntColumn:
         """_FACTS x places."""
-        return np.frombuffer(self._facts, dtype=np.int64).reshape(len(_FACTS), -1)
+        places = len(self.targets)
+        facts = np.frombuffer(self._figures, dtype=np.int64, count=len(_FACTS) * places)
+        return facts.reshape(len(_FACTS), places)
 
     @property
     def rates(self) -> FloatColumn:
         """_RATES x places."""
-        return np.frombuffer(self._rates, dtype=np.float64).reshape(len(_RATES), -1)
+        places = len(self.targets)
+        before = len(_FACTS) * places * _FIGURE_BYTES
+        rates = np.frombuffer(self._figures, np.float64, len(_RATES) * places, before)
+        return rates.reshape(len(_RATES), places)
 
     @property
     def tiers(self) -> IntColumn:
         """Places x _TIERS."""
-        return np.frombuffer(self._tiers, dtype=np.int64).reshape(-1, len(_TIERS))
+        before = (len(_FACTS) + len(_RATES)) * len(self.targets) * _FIGURE_BYTES
+        return np.frombuffer(self._figures, np.int64, -1, before).reshape(-1, len(_TIERS))
 
     def streams(self, place: int) -> int:
         """Return the sequences that decoded at a place."""

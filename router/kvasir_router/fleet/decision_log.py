@@ -15,6 +15,10 @@ from kvasir_router.fleet.judgement import JudgementBudget, RegretTotals, kept_re
 
 __all__ = ["About", "Decided", "DecisionLog"]
 
+_TOGETHER = 32
+"""Ended requests that are worked on at once. Between two of them, code and data of this module leave the
+processor's caches, so that each of them alone takes four times as long."""
+
 
 class DecisionLog:
     """Holds the requests in flight and up to `capacity` ended ones; 0 keeps nothing at all.
@@ -36,14 +40,14 @@ class DecisionLog:
         self._on_decision = on_decision
         self._live: dict[str, DecisionEntry] = {}
         self._ended: OrderedDict[str, DecisionEntry] = OrderedDict()
-        self._about: tuple[tuple[str, str], ...] = ()
+        self._unsorted: list[tuple[DecisionEntry, RequestSummary]] = []
         self._totals = RegretTotals()
         self._budget = JudgementBudget()
         self.stopwatch = stopwatch
-        self.latest = EndedRequests(capacity)
-        """The summaries of the ended requests that are kept."""
+        self._latest = EndedRequests(capacity)
 
     def __len__(self) -> int:
+        self._sort()
         return len(self._live) + len(self._ended)
 
     def decided(
@@ -61,12 +65,9 @@ class DecisionLog:
             return
         before = self._live.get(request.request_id)
         attempt = 1 if before is None else before.attempt + 1
-        entry = DecisionEntry(request, candidates, plan, decided=decided, attempt=attempt, about=about)
-        # It seldom changes, and the collector of garbage visits each object that is kept.
-        if entry.about != self._about:
-            self._about = entry.about
-        entry.about = self._about
-        self._live[request.request_id] = entry
+        self._live[request.request_id] = DecisionEntry(
+            request, candidates, plan, decided=decided, attempt=attempt, about=about
+        )
 
     def ended(self, summary: RequestSummary) -> DecisionEntry | None:
         """Record the outcome. Return the decision; None for a request without one, which is ignored."""
@@ -74,23 +75,40 @@ class DecisionLog:
         if entry is None:
             return None
         entry.summary = summary
-        if self._budget.take(summary.finished_s) and (found := kept_regret(entry)) is not None:
-            self._totals.add(found)
-        self._ended.pop(summary.request_id, None)
-        self._ended[summary.request_id] = entry
-        if len(self._ended) > self._capacity:
-            self._ended.popitem(last=False)
-        self.latest.add(summary)
+        self._unsorted.append((entry, summary))
+        if len(self._unsorted) >= _TOGETHER:
+            self._sort()
         return entry
+
+    @property
+    def latest(self) -> EndedRequests:
+        """The summaries of the ended requests that are kept."""
+        self._sort()
+        return self._latest
 
     def regret(self) -> RegretView:
         """Return the regret of the decisions that were judged as their requests ended."""
+        self._sort()
         return self._totals.view()
 
     def explain(self, request_id: str) -> DecisionRecord | None:
         """Return the record of a request in flight or recently ended; None for another."""
+        self._sort()
         entry = self._live.get(request_id) or self._ended.get(request_id)
         if entry is None:
             return None
         kept_regret(entry)
         return record_of(request_id, self._policy, entry)
+
+    def _sort(self) -> None:
+        """Judge the decisions that have ended since the last call, and keep the newest."""
+        unsorted, self._unsorted = self._unsorted, []
+        ended, latest = self._ended, self._latest
+        for entry, summary in unsorted:
+            if self._budget.take(summary.finished_s) and (found := kept_regret(entry)) is not None:
+                self._totals.add(found)
+            ended.pop(summary.request_id, None)
+            ended[summary.request_id] = entry
+            if len(ended) > self._capacity:
+                ended.popitem(last=False)
+            latest.add(summary)

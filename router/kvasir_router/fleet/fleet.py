@@ -236,12 +236,9 @@ class Fleet:
                 if log is not None:
                     self.decided_s = log.stopwatch() - began
                     decided = Decided(request.arrival_s, now, self.decided_s, request.policy)
-                    log.decided(view, candidates, plan, decided, self._about)
+                    log.decided(view, candidates, plan, decided, self._selections.describe)
                 return plan
         return None
-
-    def _about(self, worker_id: str) -> tuple[str, str]:
-        return self.workers[worker_id].identity.pool, self.index.state(worker_id)
 
     def missing(self, adapter: str | None = None) -> str | None:
         """Return what is missing to serve an ordinary request at once, with that adapter, in words; None if

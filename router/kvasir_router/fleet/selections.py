@@ -33,7 +33,9 @@ class Selections:
         self._index = index
         self._gap = gap
         self._kept: dict[_Key, Selection] = {}
-        self._revision = -1
+        self._revision = self._described_at = -1
+        self._described: tuple[RoutingTarget, ...] = ()
+        self._descriptions: tuple[tuple[str, str], ...] = ()
 
     def forget(self) -> None:
         """Drop the cache: workers joined or left, or began or stopped taking work."""
@@ -60,6 +62,17 @@ class Selections:
             if len(selection.targets) != size:
                 size = len(selection.targets)
                 yield selection
+
+    def describe(self, targets: tuple[RoutingTarget, ...]) -> tuple[tuple[str, str], ...]:
+        """Return the pool of each place, and how well its cache is known."""
+        # Most decisions are among the places of the last one, of which nothing has changed.
+        if targets is not self._described or self._described_at != self._index.revision:
+            self._described, self._described_at = targets, self._index.revision
+            workers = [self._workers[each.worker_id] for each in targets]
+            self._descriptions = tuple(
+                [(each.identity.pool, self._index.state(each.worker_id)) for each in workers]
+            )
+        return self._descriptions
 
     def _others(self, worker_id: str) -> frozenset[str]:
         """Return the workers that could stand in for this one: of its role, all for one of role BOTH; none if

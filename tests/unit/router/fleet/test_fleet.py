@@ -14,6 +14,7 @@ from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostRates, RateBook
+from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.index import FleetIndex
@@ -46,6 +47,7 @@ class Stage:
 
     def __init__(self, make_identity: MakeIdentity) -> None:
         self.identity = make_identity
+        self.log = DecisionLog(8, policy="scripted", stopwatch=lambda: 0.0, on_decision=lambda _: None)
         self.policy = Scripted()
         self.rates = RateBook()
         index = FleetIndex(capacity_blocks=1000, predicted_blocks=1000, predicted_ttl_s=1000.0)
@@ -56,6 +58,7 @@ class Stage:
             hash_blocks=lambda request, size: array("Q", range(1, len(request.tokens) // size + 1)),
             expected_output_tokens=16,
             gap=RoleGap(after_s=0.0),
+            decisions=self.log,
         )
 
     def join(self, *worker_ids: str, role: Role = B, **known: int) -> None:
@@ -106,6 +109,24 @@ def test_a_policy_sees_the_request_with_its_promise_and_its_session(stage: Stage
     view = stage.policy.asked[-1]
     assert (view.request_id, view.prompt_tokens, view.output_tokens) == ("mine", 9, 16)
     assert (view.slo, view.session, view.priority, list(view.block_hashes)) == (promise, "s", 3, [1, 2])
+
+
+def test_a_record_has_what_was_known_of_a_cache_at_its_decision(stage: Stage) -> None:
+    for worker_id in ("a", "b"):
+        stage.fleet.add(worker_id, replace(stage.identity(worker_id), reports_kv=True), 0.0)
+    stage.policy.answer = Plan(None, RoutingTarget("a"), "test")
+
+    def known(name: str) -> list[str]:
+        stage.look(ask(name))
+        record = stage.log.explain(name)
+        assert record is not None
+        return [place.kv_state for place in record.parts[0].places]
+
+    assert known("first") == known("second") == ["catching_up", "catching_up"]
+    stage.fleet.index.demote("a", "it lost a report", 0.0)
+    assert known("third") == ["predicted", "catching_up"]
+    stage.fleet.remove("b")
+    assert known("fourth") == ["predicted"]
 
 
 def test_a_request_may_name_its_policy(stage: Stage) -> None:

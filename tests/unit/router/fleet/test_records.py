@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -87,13 +88,17 @@ def log(took: list[float]) -> DecisionLog:
     return DecisionLog(2, policy="cost", stopwatch=lambda: 0.0, on_decision=took.append)
 
 
+def exact(targets: Sequence[RoutingTarget]) -> tuple[tuple[str, str], ...]:
+    return (("pool", "exact"),) * len(targets)
+
+
 def decide(
     log: DecisionLog,
     plan: Plan,
     places: Candidates | None = None,
     request_id: str = "r",
 ) -> None:
-    log.decided(view(request_id), places or candidates(4), plan, DECIDED, lambda worker: ("pool", "exact"))
+    log.decided(view(request_id), places or candidates(4), plan, DECIDED, exact)
 
 
 APART = Plan(
@@ -233,7 +238,7 @@ def test_a_record_outlives_the_columns_and_holds_neither_prompt_nor_fleet(log: D
     rows = list(range(200))
     plan = Plan(None, RoutingTarget("w0"), "x", tables=(table("whole", rows, [float(i) for i in rows]),))
     request = replace(view(), block_hashes=array("Q", range(1000)))
-    log.decided(request, places, plan, DECIDED, lambda worker: ("pool", "exact"))
+    log.decided(request, places, plan, DECIDED, exact)
     places.cached_tokens[:] = -1
     record = log.explain("r")
     assert record is not None
@@ -261,7 +266,23 @@ def test_records_have_the_states_of_workers_as_they_were_at_their_decisions(log:
     known = {"state": "exact"}
     for name, state in (("a", "exact"), ("b", "exact"), ("c", "predicted")):
         known["state"] = state
-        log.decided(view(name), candidates(4), APART, DECIDED, lambda worker: ("pool", known["state"]))
+        log.decided(
+            view(name),
+            candidates(4),
+            APART,
+            DECIDED,
+            lambda targets: (("pool", known["state"]),) * len(targets),
+        )
     records = [log.explain(name) for name in ("a", "b", "c")]
     found = [record.parts[0].places[0].kv_state for record in records if record is not None]
     assert found == ["exact", "exact", "predicted"]
+
+
+def test_more_requests_than_are_worked_on_at_once_are_all_counted() -> None:
+    log = DecisionLog(1000, policy="cost", stopwatch=lambda: 0.0, on_decision=lambda _: None)
+    for i in range(100):
+        decide(log, APART, request_id=f"r{i}")
+        log.ended(summary(f"r{i}"))
+    assert len(log) == 100
+    assert [each.request_id for each in log.latest] == [f"r{i}" for i in range(100)]
+    assert all(log.explain(f"r{i}") for i in range(100))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -36,9 +36,13 @@ def request(prompt: int = 1000, output: int = 10, ttft_s: float = 2.0) -> Reques
     return RequestView("r", prompt, output, 1, slo=SloClass("s", ttft_s=ttft_s, itl_s=0.1))
 
 
+def exact(targets: Sequence[RoutingTarget]) -> tuple[tuple[str, str], ...]:
+    return (("pool", "exact"),) * len(targets)
+
+
 def decided(view: RequestView, candidates: Candidates, plan: Plan) -> DecisionEntry:
     at = Decided(arrival_s=0.0, now_s=1.0, took_s=0.0)
-    return DecisionEntry(view, candidates, plan, decided=at, attempt=1, about=lambda _: ("pool", "exact"))
+    return DecisionEntry(view, candidates, plan, decided=at, attempt=1, about=exact)
 
 
 def chosen_terms(entry: DecisionEntry) -> dict[str, float]:
@@ -355,7 +359,7 @@ def test_a_decision_beyond_the_budget_is_judged_when_its_record_is_asked_for(
         view = replace(request(), request_id=str(number))
         plan = CostPolicy(NEVER, Random(0), STRICT).decide(view, candidates, 0.0)
         assert plan is not None
-        log.decided(view, candidates, plan, at, lambda _: ("pool", "exact"))
+        log.decided(view, candidates, plan, at, exact)
         entry = decided(view, candidates, plan)
         log.ended(as_predicted(entry, request_id=str(number)))
     assert log.regret().judged == JUDGED_PER_S
