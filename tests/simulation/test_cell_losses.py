@@ -260,8 +260,8 @@ def test_a_tenant_whose_data_stays_is_refused_with_the_reason_and_never_leaves()
     "asks",
     [
         pytest.param({"worker": "decode-0"}, id="a worker"),
-        pytest.param({"adapter": "poet"}, id="an adapter"),
-        pytest.param({"media": (PromptMedia(0, 4, bytes(32), b""),)}, id="an image"),
+        pytest.param({"adapter": "poet"}, id="an adapter that no cell has"),
+        pytest.param({"media": (PromptMedia(0, 4, bytes(32), b""),)}, id="an image of a model of text"),
         pytest.param({"sampling": replace(LONG, prompt_logprobs=1)}, id="log probabilities of the prompt"),
     ],
 )

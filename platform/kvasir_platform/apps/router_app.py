@@ -229,6 +229,7 @@ async def _cells(
         tokenizers={model: each.tokenizer_digest for model, each in facts.items()},
         epoch=time.time_ns() // 1000,
         budgets=None if parts.costs is None else parts.costs.budgets,
+        media={model.name: inputs for model in parts.models.models if (inputs := model.capabilities.media)},
     )
     parts.metrics.track_cells(cells.cells)
     await cells.start()
@@ -287,8 +288,7 @@ def _observers(parts: _Parts) -> Callable[[RequestSummary], None]:
         observers.append(parts.costs.ledger.ended)
     if parts.rollouts is not None:
         observers.append(parts.rollouts.ended)
-    logged = parts.deployment.telemetry.request_logs
-    if logged != "none":
+    if (logged := parts.deployment.telemetry.request_logs) != "none":
         observers.append(RequestLog(every=logged == "all").ended)
     if len(observers) < 2:
         return observers[0] if observers else unobserved

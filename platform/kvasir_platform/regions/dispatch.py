@@ -1,9 +1,9 @@
 """Where requests of this cell run: at home or in another cell, and where they go on when that fails.
 
 A request goes to the cell that `kvasir_router.regions.choice` chooses. It is tried in each cell once, until
-one takes it; after its first token it stays, unless its cell is lost or stops. What needs something that only
-this cell has, or what is large to send, runs at home always: images, adapters, a worker that the client
-named, and log probabilities of prompts.
+one takes it; after its first token it stays, unless its cell is lost or stops. One with media or an adapter
+goes to cells that have what it takes. What needs something that only this cell has, or what is large to send,
+runs at home always: a worker that the client named, log probabilities of prompts, and media of many bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir.core.requests import Request
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary, RouterPort, StreamSink
+from kvasir_platform.regions.needs.features import Features
+from kvasir_platform.regions.needs.media import MAX_REQUEST_BYTES, media_bytes
 from kvasir_platform.regions.peer import PeerCell
 from kvasir_platform.regions.reporting import OwnReports
 from kvasir_platform.regions.residency import Residency
@@ -62,6 +64,7 @@ class CellDispatch:
         residency: Residency,
         rules: ChoiceRules,
         tokenizers: Mapping[str, str],
+        features: Features,
         default_output: int,
     ) -> None:
         self.home = home
@@ -77,6 +80,7 @@ class CellDispatch:
         self._residency = residency
         self._rules = rules
         self._tokenizers = tokenizers
+        self._features = features
         self._default_output = default_output
         self._live: dict[str, CellStream] = {}
 
@@ -116,6 +120,17 @@ class CellDispatch:
         asked = CellRequest(model, 1, 0, promised_s=1.0, avoid=frozenset((self.home,)))
         return choose(asked, self._offers(asked), self._rules).cell is not None
 
+    def reachable(self) -> list[CellReport]:
+        """Return the reports of the other cells that can take requests, the nearest first."""
+        now = self._clock.now()
+        near = sorted(
+            (peer.network_s or 0.0, name)
+            for name, peer in self._peers.items()
+            if not peer.why and self._view.state(name, now).usable
+        )
+        found = [self._view.report(name) for _, name in near]
+        return [each for each in found if each is not None]
+
     def leave_home(self) -> None:
         """Move requests that wait here for a model without workers, if another cell can run them: some at a
         time. Whether any cell can does not depend on a request's size, so that it is asked once for all that
@@ -127,7 +142,9 @@ class CellDispatch:
         for stream in list(self._live.values()):
             if stream.cell != self.home or stream.begun or stream.request.model not in missing:
                 continue
-            alike = (stream.request.model, self._residence(stream.request), frozenset(stream.tried))
+            needs = frozenset(self._features.needs(stream.request))
+            where = self._residence(stream.request)
+            alike = (stream.request.model, needs, where, frozenset(stream.tried))
             if alike in nowhere:
                 continue
             if self._choice(stream, avoid=frozenset((self.home,))).cell is None:
@@ -171,6 +188,19 @@ class CellDispatch:
         self._start_later(stream, error)
         return True
 
+    def explained(self, stream: CellStream, error: KvasirError) -> KvasirError:
+        """See StreamRouter."""
+        needs = self._features.needs(stream.request)
+        if not needs or stream.begun or not isinstance(error, CapacityError):
+            return error
+        if media_bytes(stream.request) > MAX_REQUEST_BYTES:
+            why = f"media of more than {MAX_REQUEST_BYTES >> 20} MiB are not sent to other cells"
+        else:
+            candidates = self._choice(stream).candidates
+            why = "; ".join(f"{each.cell}: {each.refused}" for each in candidates if each.cell != self.home)
+        message = f"{error.message} With {' and '.join(needs.values())}, no other cell takes it: {why}."
+        return CapacityError(message, code=error.code, retry_after_s=error.retry_after_s)
+
     def broken(self, stream: CellStream, error: KvasirError) -> None:
         """See StreamRouter."""
 
@@ -211,7 +241,7 @@ class CellDispatch:
             else:
                 return
         if refusal is not None:
-            raise refusal
+            raise self.explained(stream, refusal)
         if stream.begun or self.home in stream.tried:
             raise CapacityError("No cell can take the request.", code="no_workers")
         # It knows best what is missing, and may start workers.
@@ -238,6 +268,7 @@ class CellDispatch:
             residency=self._residence(request),
             revision=stream.revision or None if stream.begun else None,
             avoid=avoid | stream.tried,
+            needs=self._features.needs(request),
         )
         return choose(asked, self._offers(asked), self._rules)
 
@@ -292,8 +323,7 @@ def rated(offers: Sequence[CellOffer]) -> list[CellOffer]:
 def _stays(request: Request) -> bool:
     """Whether a request runs at home in any case."""
     return bool(
-        request.media
-        or request.adapter is not None
+        media_bytes(request) > MAX_REQUEST_BYTES
         or request.worker
         or request.sampling.prompt_logprobs is not None
     )

@@ -11,6 +11,7 @@ import msgspec
 
 from kvasir.core.errors import ProtocolError
 from kvasir_platform.edge.frames import Ended, LinkDelta, LinkRequest, plain, plain_array
+from kvasir_platform.regions.needs.media import MediaPiece
 from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.sharing.spending import CellSpending
 
@@ -51,7 +52,7 @@ class SentRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class ToServing(msgspec.Struct, array_like=True):
     """From the origin. `beat` is the last one that it has received, and `sent_s` a reading of its clock that
-    the other side returns."""
+    the other side returns. `pieces` precede the requests whose media they are."""
 
     hello: CellHello | None = None
     submits: list[SentRequest] = []
@@ -60,6 +61,7 @@ class ToServing(msgspec.Struct, array_like=True):
     sent_s: float = 0.0
     asks: list[LimitAsk] = []
     slot_asks: list[TenantSlotAsk] = []
+    pieces: list[MediaPiece] = []
 
 
 class ToOrigin(msgspec.Struct, array_like=True):

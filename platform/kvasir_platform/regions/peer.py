@@ -26,11 +26,13 @@ from kvasir_platform.regions.frames import (
     CellHello,
     CellWelcome,
     SentRequest,
+    ToOrigin,
     ToServing,
     decode_to_origin,
     encode_message,
 )
 from kvasir_platform.regions.lease import BEATS, fence_rules
+from kvasir_platform.regions.needs.media import MAX_WAITING_BYTES, MediaSender, media_bytes
 from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import OriginFence
 from kvasir_router.regions.reports import CellReport, decode_report
@@ -99,6 +101,8 @@ class PeerCell:
         self._stated_s = network_s
         self._rtts: deque[float] = deque(maxlen=_RTT_SAMPLES)
         self._live: dict[str, _Away] = {}
+        self._media = MediaSender()
+        self._awaiting_media: dict[str, SentRequest] = {}
         self._pending = ToServing()
         self._due = False
         self._pipe: CellPipe | None = None
@@ -130,6 +134,8 @@ class PeerCell:
             raise CapacityError(f"cell {self.name}: {self.why}", code="no_capacity")
         if len(self._live) >= self._max_requests:
             raise CapacityError(f"{len(self._live)} requests run in cell {self.name}, the most allowed")
+        if request.media and self._media.waiting_bytes + media_bytes(request) > MAX_WAITING_BYTES:
+            raise CapacityError(f"too many media wait to be sent to cell {self.name}")
         remaining = None if request.deadline_s is None else request.deadline_s - self._clock.now()
         bare = replace(
             request,
@@ -140,7 +146,11 @@ class PeerCell:
             route_arm=None,
         )
         self._live[request.request_id] = _Away(request, sink)
-        self._say().submits.append(SentRequest(bare, remaining))
+        if request.media:
+            self._awaiting_media[request.request_id] = SentRequest(self._media.add(bare), remaining)
+            self._say()
+        else:
+            self._say().submits.append(SentRequest(bare, remaining))
 
     def ask(self, ask: LimitAsk | TenantSlotAsk) -> bool:
         """Ask for an allotment of a limit, or for slots. Return whether there is a link."""
@@ -155,6 +165,8 @@ class PeerCell:
     def cancel(self, request_id: str) -> None:
         """Cancel a request; its sink is not called any more."""
         if self._live.pop(request_id, None) is not None:
+            if self._awaiting_media.pop(request_id, None) is not None:
+                self._media.drop(request_id)
             self._say().cancels.append(request_id)
 
     def tick(self) -> None:
@@ -185,6 +197,7 @@ class PeerCell:
         """Run one link to its end, and give its requests back once the cell has ended them."""
         self._pipe = pipe = CellPipe(connection, gather=self._gather, take=self._take)
         self._pending, self._due, self._beat = ToServing(), False, 0
+        self._media, self._awaiting_media = MediaSender(), {}
         self._heard_s = self._clock.now()
         self._fence = OriginFence(fence_rules(self._lease_s), self._heard_s)
         self._say().hello = self._own
@@ -223,18 +236,25 @@ class PeerCell:
         if frame.echo is not None:
             sent_s, held_s = frame.echo
             self._rtts.append(max(0.0, now - sent_s - max(0.0, held_s)))
+            self._media.read(sent_s)
+            if self._media.can_send:
+                self._say()
         for delta in frame.deltas:
             self._said(delta)
         for end in frame.ends:
             self._ended(end)
+        if frame.report:
+            self._reported(frame.report)
+        self._shared(frame)
+
+    def _shared(self, frame: ToOrigin) -> None:
+        """Take what concerns limits."""
         for answer in frame.allotted:
             self._on_allotted(self.name, answer)
         for slots in frame.slots:
             self._on_slots(self.name, slots)
         if frame.spending is not None:
             self._on_spending(self.name, frame.spending)
-        if frame.report:
-            self._reported(frame.report)
 
     def _welcomed(self, welcome: CellWelcome) -> None:
         if welcome.version != VERSION or welcome.cell != self.name:
@@ -293,6 +313,12 @@ class PeerCell:
             self._due = True
         self._pending = rest
         message.sent_s = self._clock.now()
+        if self._media.can_send:
+            piece, done = self._media.next(message.sent_s)
+            message.pieces.append(piece)
+            if done:
+                message.submits.append(self._awaiting_media.pop(piece.request_id))
+            self._due = self._due or self._media.can_send
         return encode_message(message)
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain
 
+from msgspec import structs
+
+from kvasir.core.identity import WorkerIdentity
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import AdmissionView, EndedRequests, RouterPort
+from kvasir_platform.regions.needs.features import Features
 from kvasir_router.regions.reports import CellReport, ModelReport, encode_report
 
 KEPT_S = 0.25
 """How old this cell's view of itself may be when it decides."""
+MAX_FEATURE_BYTES = 96 << 10
+"""Characters of all features in a report. Models beyond them are served elsewhere without."""
 _ENDED = 64
 """Requests that ended last, from which the rate of prefill is taken."""
 
 
 class OwnReports:
     """Makes this cell's reports. `epoch` grows with each start of the process; `price` is for a million
-    tokens."""
+    tokens, and `features` are what requests may need beside a model."""
 
     def __init__(
         self,
@@ -28,6 +34,7 @@ class OwnReports:
         *,
         epoch: int,
         price: float,
+        features: Features,
     ) -> None:
         self.draining = False
         """Whether the cell takes no more requests of others."""
@@ -36,6 +43,7 @@ class OwnReports:
         self._clock = clock
         self._epoch = epoch
         self._price = price
+        self._features = features
         self._sequence = 0
         self._made_s = float("-inf")
         self._latest = CellReport(cell, epoch, 0)
@@ -54,27 +62,28 @@ class OwnReports:
         return encode_report(self._make(self._sequence))
 
     def _make(self, sequence: int) -> CellReport:
-        ready = Counter(
-            (view.identity.model, view.identity.revision)
-            for view in self._router.workers()
-            if view.state == "ready" and view.identity is not None
-        )
+        ready: dict[tuple[str, str], list[WorkerIdentity]] = defaultdict(list)
+        for view in self._router.workers():
+            if view.state == "ready" and view.identity is not None:
+                ready[view.identity.model, view.identity.revision].append(view.identity)
         served = {model: why is None for model, why in self._router.not_ready_models().items()}
         queues, rates = self._router.admission(), prefill_rates(self._router.ended())
-        models = [
-            self._model(model, revision, count if served.get(model) else 0, queues.get(model), rates)
-            for (model, revision), count in sorted(ready.items())
-        ]
+        models, loaded, room = [], self._router.adapters.served().values(), MAX_FEATURE_BYTES
+        for (model, revision), workers in sorted(ready.items()):
+            features = self._features.of(model, workers, loaded)
+            room -= sum(map(len, features))
+            made = self._model(model, revision, queues.get(model), rates)
+            count = len(workers) if served.get(model) else 0
+            models.append(structs.replace(made, ready=count, features=features if room >= 0 else ()))
         return CellReport(self._cell, self._epoch, sequence, tuple(models), self.draining)
 
     def _model(
-        self, model: str, revision: str, ready: int, queue: AdmissionView | None, rates: dict[str, float]
+        self, model: str, revision: str, queue: AdmissionView | None, rates: dict[str, float]
     ) -> ModelReport:
         queue = queue or AdmissionView()
         return ModelReport(
             model,
             revision,
-            ready=ready,
             queue_s=max(0.0, queue.wait_s),
             prefill_tokens_per_s=rates.get(model, 0.0),
             kv_free_tokens=max(0, queue.kv_tokens - queue.reserved_tokens),

@@ -31,6 +31,7 @@ from kvasir.ports.router import (
 )
 from kvasir_platform.regions.dispatch import CellDispatch
 from kvasir_platform.regions.lease import BEATS
+from kvasir_platform.regions.needs.adapters import CellAdapters
 from kvasir_platform.regions.peer import PeerCell
 from kvasir_platform.regions.reporting import OwnReports
 from kvasir_platform.regions.serving import CellServing
@@ -70,6 +71,7 @@ class RegionRouter:
         self._budgets = parts.budgets
         self._own = parts.own
         self._view = parts.view
+        self._adapters = CellAdapters(parts.router.adapters)
         self._clock = clock
         self._lease_s = lease_s
         self._was_ready = False
@@ -121,6 +123,10 @@ class RegionRouter:
                 asked_s = now
                 self._guarded(self._limits.tick)
                 self._guarded(self._budgets.tick)
+                self._guarded(self._hear_adapters)
+
+    def _hear_adapters(self) -> None:
+        self._adapters.heard(self._dispatch.reachable())
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Do one step. That it fails must not end links on which requests run: it is logged, less often the
@@ -186,8 +192,8 @@ class RegionRouter:
 
     @property
     def adapters(self) -> AdapterPort:
-        """See RouterPort."""
-        return self._router.adapters
+        """See RouterPort. Those of other cells are served as well."""
+        return self._adapters
 
     def brownout(self, model: str) -> BrownoutView:
         """See RouterPort."""

@@ -30,6 +30,7 @@ from kvasir_platform.regions.frames import (
     encode_message,
 )
 from kvasir_platform.regions.lease import fence_rules
+from kvasir_platform.regions.needs.media import MediaReceiver
 from kvasir_platform.regions.residency import Residency
 from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import ExecutorFence
@@ -75,6 +76,7 @@ class CellSession:
         self._parts = parts
         self._deployment = deployment
         self._live: dict[str, Request] = {}
+        self._media = MediaReceiver()
         self._pending = ToOrigin()
         self._due = False
         self._hello: CellHello | None = None
@@ -176,6 +178,10 @@ class CellSession:
             self._fence.heard(sent_s)
             self._beats_sent = {beat: at for beat, at in self._beats_sent.items() if beat > frame.beat}
         self._echo = (frame.sent_s, self._parts.clock.now())
+        for piece in frame.pieces:
+            self._media.take(piece)
+            # It sends more once it knows that this has been read.
+            self._say()
         for sent in frame.submits:
             self._submit(sent)
         for ask in frame.asks[:MAX_ASKS]:
@@ -224,6 +230,7 @@ class CellSession:
             if len(self._live) >= parts.max_requests:
                 raise CapacityError(f"{len(self._live)} requests of the cell run here, the most allowed")
             parts.residency.check(request.tenant, parts.cell)
+            request = self._media.attached(request)
             self._live[request.request_id] = request
             parts.router.submit(request, self)
         except KvasirError as error:

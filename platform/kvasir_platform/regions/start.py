@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.media.served import MediaInputs
 from kvasir.config.spec.traffic.regions import PeerCellSpec, RegionsSpec
 from kvasir.core.errors import ConfigError
 from kvasir.ports.clock import Clock
@@ -15,6 +16,7 @@ from kvasir_platform.regions.connections import CellDialer, OnCell
 from kvasir_platform.regions.dispatch import CellDispatch
 from kvasir_platform.regions.frames import VERSION, CellHello
 from kvasir_platform.regions.grpc_cells import CellTls, GrpcCellDialer, GrpcCellServer
+from kvasir_platform.regions.needs.features import Features
 from kvasir_platform.regions.peer import PeerCell
 from kvasir_platform.regions.reporting import OwnReports
 from kvasir_platform.regions.residency import Residency
@@ -51,15 +53,18 @@ def make_region_router(
     tokenizers: Mapping[str, str],
     epoch: int,
     budgets: Budgets | None = None,
+    media: Mapping[str, MediaInputs] | None = None,
 ) -> RegionRouter:
     """Return a router over the cells of `deployment`, of which `router` is this one. `tokenizers` has the
-    digest of each model's tokenizer, and `epoch` grows with each start of the process. `budgets` become
-    those of all cells. Raise ConfigError without `regions` in the spec."""
+    digest of each model's tokenizer, and `epoch` grows with each start of the process. `budgets` become those
+    of all cells, and `media` has what each model makes of media, if it takes any. Raise ConfigError without
+    `regions` in the spec."""
     spec = deployment.regions
     if spec is None:
         raise ConfigError("regions: the spec has none")
     residency = Residency(spec.residency)
-    own = OwnReports(spec.name, router, clock, epoch=epoch, price=spec.price)
+    features = Features(deployment, media or {})
+    own = OwnReports(spec.name, router, clock, epoch=epoch, price=spec.price, features=features)
     view = RegionView([peer.name for peer in spec.peers], _view_rules(spec.stale_after_s))
 
     def heard(report: CellReport) -> None:
@@ -120,6 +125,7 @@ def make_region_router(
         residency=residency,
         rules=ChoiceRules(spec.spill_margin_s, spec.price_weight_s),
         tokenizers=tokenizers,
+        features=features,
         default_output=deployment.gateway.default_max_tokens,
     )
     return RegionRouter(

@@ -37,6 +37,11 @@ class StreamRouter(Protocol):
         its cell was lost."""
         ...
 
+    def explained(self, stream: CellStream, error: KvasirError) -> KvasirError:
+        """Return the error of a request that ends at home, with why no other cell has taken it if it needed
+        something that they lack."""
+        ...
+
     def broken(self, stream: CellStream, error: KvasirError) -> None:
         """The stream's cell does not keep its order: cancel it there and fail it, in a later turn."""
         ...
@@ -114,6 +119,7 @@ class CellStream:
         """See StreamSink."""
         if self._can_move(error) and self._router.moved(self, error, summary):
             return
+        error = self._router.explained(self, error)
         self._router.ended(self)
         self.sink.on_error(error, self._shown(summary))
 

@@ -58,7 +58,7 @@ class CellRequest:
     """What a decision needs of a request. `residency` are the cells where the tenant's data may be, None for
     all. With a `revision`, only workers of that revision serve it, as the continuation of a stream needs.
     `cached` are leading tokens of the prompt that cells hold, by cell, and `avoid` are cells that were tried.
-    `promised_s` is the TTFT of its SLO class."""
+    `promised_s` is the TTFT of its SLO class. `needs` are features of a cell, with what they are in words."""
 
     model: str
     prompt_tokens: int
@@ -68,6 +68,7 @@ class CellRequest:
     revision: str | None = None
     cached: Mapping[str, int] | None = None
     avoid: frozenset[str] = frozenset()
+    needs: Mapping[str, str] | None = None
 
 
 @value
@@ -150,6 +151,8 @@ def _served(report: CellReport, request: CellRequest) -> ModelReport | None:
     for each in report.models:
         if each.model != request.model or request.revision not in (None, each.revision):
             continue
+        if request.needs and not request.needs.keys() <= set(each.features):
+            continue
         if best is None or each.ready > best.ready:
             best = each
     return best
@@ -206,7 +209,8 @@ def _refusal(request: CellRequest, offer: CellOffer) -> str:
         return "it is draining"
     if offer.report is None:
         revision = f" at revision {request.revision}" if request.revision else ""
-        return f"it does not serve {request.model}{revision}"
+        needs = f" with {', '.join(request.needs.values())}" if request.needs else ""
+        return f"it does not serve {request.model}{revision}{needs}"
     return "" if offer.report.ready else "no worker is ready"
 
 

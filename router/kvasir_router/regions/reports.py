@@ -21,12 +21,14 @@ MAX_REPORT_BYTES = 256 << 10
 MAX_MODELS = 256
 MAX_PREFIXES = 32
 """Prefixes of one model in a report: a report stays at a few kilobytes."""
+MAX_FEATURES = 128
+MAX_LABEL = 253
 _MAX_COUNT = 1 << 53
 _MAX_SECONDS = 86_400.0
 _MAX_RATE = 1e12
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
-_Label = Annotated[str, msgspec.Meta(max_length=253)]
+_Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_SECONDS)]
@@ -47,7 +49,7 @@ class ModelReport(msgspec.Struct, frozen=True, array_like=True):
     `queue_s` before its prompt is computed, at `prefill_tokens_per_s`, on one worker (0: not measured). KV of
     `kv_free_tokens` tokens is neither used nor reserved, on all workers together. A million tokens of prompt
     and output cost `dollars_per_mtok` (0: no price known). `prefixes` are the most used cached prefixes;
-    empty where a cell does not report any.
+    empty where a cell does not report any. `features` are what requests may need beside the model.
     """
 
     model: _Name
@@ -58,6 +60,7 @@ class ModelReport(msgspec.Struct, frozen=True, array_like=True):
     kv_free_tokens: _Count = 0
     dollars_per_mtok: _Rate = 0.0
     prefixes: Annotated[tuple[CachedPrefix, ...], msgspec.Meta(max_length=MAX_PREFIXES)] = ()
+    features: Annotated[tuple[_Label, ...], msgspec.Meta(max_length=MAX_FEATURES)] = ()
 
 
 class CellReport(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.media.served import MediaInputs
 from kvasir.config.spec.traffic.regions import PeerCellSpec, RegionsSpec
 from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.clock import Clock
@@ -158,6 +159,7 @@ class SimCell:
         self.cluster = Cluster(deployment, clock)
         self.tokenizer = TOKENIZER_DIGEST
         self.budgets = budgets
+        self.media: dict[str, MediaInputs] = {}
         self._clock, self._links = clock, links
         self._router: RegionRouter | None = None
         self._running: asyncio.Task[None] | None = None
@@ -181,6 +183,7 @@ class SimCell:
             tokenizers={self.deployment.model.name: self.tokenizer},
             epoch=1,
             budgets=self.budgets,
+            media=self.media,
         )
         await self._router.start()
         self._running = asyncio.ensure_future(self._router.run())

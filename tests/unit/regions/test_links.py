@@ -270,6 +270,9 @@ class Broken:
     def moved(self, stream: CellStream, error: KvasirError, summary: RequestSummary | None) -> bool:
         return False
 
+    def explained(self, stream: CellStream, error: KvasirError) -> KvasirError:
+        return error
+
     def broken(self, stream: CellStream, error: KvasirError) -> None:
         self.errors.append(error.message)
 

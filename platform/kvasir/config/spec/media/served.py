@@ -37,6 +37,17 @@ class MediaInputs:
         """Return the limits on a kind."""
         return limits_of(self.gateway, kind)
 
+    def meaning(self, kind: MediaKind) -> str:
+        """Return a text that is equal in deployments that make the same of a file of this kind."""
+        rules = {
+            MediaKind.IMAGE: self.rules.image,
+            MediaKind.VIDEO: self.rules.video,
+            MediaKind.AUDIO: self.rules.audio,
+        }
+        every = self.limits(kind).model_dump()
+        limits = {name: limit for name, limit in every.items() if not name.startswith("url_")}
+        return f"{rules[kind]!r} {limits!r}"
+
     def measured(self, kind: MediaKind, data: bytes) -> tuple[int, int]:
         """Return how many tokens a file becomes, and what is taken of it (see PromptMedia). Raises
         MediaTooLarge for one that exceeds a limit, and ValueError, with the reason, for one of another

@@ -1,0 +1,1 @@
+"""What requests need of a cell beside their model, and how media get there."""
