@@ -24,7 +24,7 @@ SLOTS, RANK = 3, 16
 class Reference:
     """One engine of the model in `folder`, with the LoRA `adapter`, if any. Each call is a separate batch."""
 
-    def __init__(self, folder: Path, adapter: Path | None, *, max_model_len: int) -> None:
+    def __init__(self, folder: Path, adapter: Path | None, *, max_model_len: int, **arguments: Any) -> None:
         from vllm import LLM
         from vllm.envs import disable_envs_cache
         from vllm.lora.request import LoRARequest
@@ -41,6 +41,7 @@ class Reference:
             enforce_eager=True,
             disable_log_stats=True,
             **({} if adapter is None else {"enable_lora": True, "max_loras": SLOTS, "max_lora_rank": RANK}),
+            **arguments,
         )
         # Other tests of this process set variables of their own while the engine is there.
         disable_envs_cache()
@@ -66,6 +67,13 @@ class Reference:
         )
         return done
 
+    def chat(self, messages: Sequence[Any], **sampling: Any) -> Any:
+        """The RequestOutput for messages as of OpenAI's API, whose media vLLM reads itself."""
+        from vllm import SamplingParams
+
+        (done,) = self._llm.chat([list(messages)], SamplingParams(**sampling), use_tqdm=False)
+        return done
+
     def adapter_bytes(self) -> int:
         """The bytes of the tensors that vLLM has made for its slots for adapters."""
 
@@ -87,8 +95,11 @@ class Reference:
 
 
 @contextmanager
-def reference(folder: Path, adapter: Path | None, *, max_model_len: int) -> Iterator[Reference]:
-    """A running reference; its environment variables are restored at the end."""
+def reference(
+    folder: Path, adapter: Path | None, *, max_model_len: int, **arguments: Any
+) -> Iterator[Reference]:
+    """A running reference, with further `arguments` of vLLM; its environment variables are restored at the
+    end."""
     before = dict(os.environ)
     deployment = Deployment()
     os.environ.update(environment(deployment, deployment.pools[0], cpus=1, platform="cpu"))
@@ -99,7 +110,7 @@ def reference(folder: Path, adapter: Path | None, *, max_model_len: int) -> Iter
             # Warnings of vLLM and torch while an engine starts are not the test's.
             warnings.simplefilter("ignore")
             count_start("engines of vLLM", "vLLM alone")
-            made = Reference(folder, adapter, max_model_len=max_model_len)
+            made = Reference(folder, adapter, max_model_len=max_model_len, **arguments)
         try:
             yield made
         finally:
