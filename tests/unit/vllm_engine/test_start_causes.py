@@ -55,6 +55,13 @@ CUDA_MEMORY = (
     ("kind", "message", "sentence", "remedy"),
     [
         (
+            "ImportError",
+            "\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your "
+            "environment. Check out the instructions on the\ninstallation page",
+            "Qwen2VLVideoProcessor of the model needs torchvision, which the packages for CPUs lack",
+            "run it on a GPU",
+        ),
+        (
             "NotImplementedError",
             "No MXFP4 MoE backend supports the deployment configuration. weight_key=kMxfp4Static, ",
             "vLLM has no kernel for weights in MXFP4 on this processor",

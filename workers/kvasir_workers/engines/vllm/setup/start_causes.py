@@ -136,6 +136,11 @@ _RULES = (
         "set {engine}.chunked_prefill to true, or {engine}.max_num_batched_tokens to {length}",
     ),
     _Rule(
+        r"(?P<what>\w+) requires the Torchvision library",
+        "{what} of the model needs torchvision, which the packages for CPUs lack",
+        "run it on a GPU, or name another model in model.source",
+    ),
+    _Rule(
         r"trust_remote_code=True|requires you to execute the configuration file",
         "the model needs code of its own folder",
         "read that code, then set model.trust_remote_code to true",
