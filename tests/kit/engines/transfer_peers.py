@@ -25,6 +25,8 @@ from kvasir_workers.transfer.common.sliced import LayerSlice, SlicedTransfer
 BLOCKS = 64
 LAYERS = 3
 HEADS = 4
+_PERIOD = 251
+"""Bytes after which what a block holds repeats."""
 # What the fork server imports, once for all agents.
 _PRELOADED = [
     "pytest",
@@ -120,7 +122,9 @@ class LocalPeer:
         """See Peer."""
         size = self._kv.shape[2]
         for layer in range(LAYERS):
-            self._kv[layer, block] = (np.arange(size) * (2 * layer + 1) + value) % 251
+            # Computed once for each period: blocks of megabytes would take seconds.
+            period = (np.arange(_PERIOD) * (2 * layer + 1) + value) % _PERIOD
+            self._kv[layer, block] = np.resize(period.astype(np.uint8), size)
 
     def read(self, block: int) -> bytes:
         """See Peer."""

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.kit.engines.transfer_peers import BLOCKS, ProcessPeer
+from tests.kit.engines.transfer_peers import BLOCKS, ForkedPeer, ProcessPeer
 
 from kvasir.ports.transfer import PullFailed, PullSucceeded, TransferEvent
 
@@ -24,13 +24,16 @@ SENT = BLOCKS - 1
 """The last block never becomes complete, so that no pull of all of them can end before its sender does."""
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[[], ProcessPeer]]:
-    """Starts agents, each in a process of its own."""
-    started: list[ProcessPeer] = []
+AnyPeer = ForkedPeer | ProcessPeer
 
-    def one() -> ProcessPeer:
-        peer = ProcessPeer(f"peer-{len(started)}", "nccl")
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], ForkedPeer]]:
+    """Starts agents, each in a process of its own."""
+    started: list[ForkedPeer] = []
+
+    def one() -> ForkedPeer:
+        peer = ForkedPeer(f"peer-{len(started)}", "nccl")
         started.append(peer)
         peer.start(BLOCK_BYTES)
         return peer
@@ -40,7 +43,7 @@ def start() -> Iterator[Callable[[], ProcessPeer]]:
         peer.end()
 
 
-def event(peer: ProcessPeer, advance_s: float = 0.0) -> TransferEvent:
+def event(peer: AnyPeer, advance_s: float = 0.0) -> TransferEvent:
     """What ends next, while the peer's clock goes on by so much with each look: a sender that was stopped may
     have chunks on their way still."""
     deadline_s = time.monotonic() + PATIENCE_S
@@ -53,7 +56,7 @@ def event(peer: ProcessPeer, advance_s: float = 0.0) -> TransferEvent:
             return ended
 
 
-def pulling(source: ProcessPeer, target: ProcessPeer, timeout_s: float) -> None:
+def pulling(source: AnyPeer, target: AnyPeer, timeout_s: float) -> None:
     """Return with the source stopped in the midst of a pull: the first block has come, the last has not."""
     for block in range(SENT):
         source.write(block, block + 1)
@@ -69,7 +72,7 @@ def pulling(source: ProcessPeer, target: ProcessPeer, timeout_s: float) -> None:
     assert target.read(SENT - 1) == bytes(len(first))
 
 
-def pulled(source: ProcessPeer, target: ProcessPeer) -> None:
+def pulled(source: AnyPeer, target: AnyPeer) -> None:
     """A pull that goes well."""
     for block in (1, 2):
         source.write(block, 50 + block)
@@ -80,7 +83,7 @@ def pulled(source: ProcessPeer, target: ProcessPeer) -> None:
 
 
 def test_a_sender_that_is_killed_in_mid_transfer_is_replaced_without_a_restart(
-    start: Callable[[], ProcessPeer],
+    start: Callable[[], ForkedPeer],
 ) -> None:
     source, bystander, target = start(), start(), start()
     pulled(bystander, target)
@@ -94,7 +97,7 @@ def test_a_sender_that_is_killed_in_mid_transfer_is_replaced_without_a_restart(
 
 
 def test_a_sender_that_stops_in_mid_transfer_fails_at_the_deadline_and_writes_nothing_more(
-    start: Callable[[], ProcessPeer],
+    start: Callable[[], ForkedPeer],
 ) -> None:
     source, bystander, target = start(), start(), start()
     pulling(source, target, 5.0)
@@ -112,13 +115,17 @@ def test_a_sender_that_stops_in_mid_transfer_fails_at_the_deadline_and_writes_no
     assert [target.read(block) for block in (0, SENT // 2, SENT)] == before
 
 
-def test_a_process_that_ends_without_closing_its_agent_ends_cleanly(
-    start: Callable[[], ProcessPeer],
-) -> None:
-    source, target = start(), start()
-    pulling(source, target, 60.0)
+def test_a_process_that_ends_without_closing_its_agent_ends_cleanly() -> None:
+    source, target = ProcessPeer("source", "nccl"), ProcessPeer("target", "nccl")
     try:
-        assert target.end() == 0
+        for peer in (source, target):
+            peer.start(BLOCK_BYTES)
+        pulling(source, target, 60.0)
+        try:
+            assert target.end() == 0
+        finally:
+            os.kill(source.pid, signal.SIGCONT)
+        assert source.end() == 0
     finally:
-        os.kill(source.pid, signal.SIGCONT)
-    assert source.end() == 0
+        for peer in (source, target):
+            peer.end()
