@@ -55,6 +55,14 @@ CUDA_MEMORY = (
     ("kind", "message", "sentence", "remedy"),
     [
         (
+            "ValueError",
+            "Model architectures ['Qwen2VLForConditionalGeneration'] failed to be inspected. Please check "
+            "the logs for more details.",
+            "vLLM cannot import its code of the architecture Qwen2VLForConditionalGeneration, for a reason "
+            "that is in the log",
+            "if it is torchvision, which the packages for CPUs lack, run the model on a GPU",
+        ),
+        (
             "ImportError",
             "\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your "
             "environment. Check out the instructions on the\ninstallation page",

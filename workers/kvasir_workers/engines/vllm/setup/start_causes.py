@@ -136,6 +136,12 @@ _RULES = (
         "set {engine}.chunked_prefill to true, or {engine}.max_num_batched_tokens to {length}",
     ),
     _Rule(
+        r"Model architectures \[(?P<names>[^\]]*)\] failed to be inspected",
+        "vLLM cannot import its code of the architecture {names}, for a reason that is in the log",
+        "if it is torchvision, which the packages for CPUs lack, run the model on a GPU, or name another "
+        "one in model.source",
+    ),
+    _Rule(
         r"(?P<what>\w+) requires the Torchvision library",
         "{what} of the model needs torchvision, which the packages for CPUs lack",
         "run it on a GPU, or name another model in model.source",
