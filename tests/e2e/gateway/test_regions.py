@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from kvasir.config.spec.deployment import Deployment
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.requests import FinishReason, Role
 from kvasir.ports.router import WorkerView
+from kvasir.ports.stores.costs import HOUR_S
+from kvasir_platform.gateway.costs.budgets import Spending
+from kvasir_platform.gateway.costs.keeper import CostKeeper, make_costs
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.regions.connections import CellConnection, OnCell
 from kvasir_platform.regions.grpc_cells import GrpcCellDialer, GrpcCellServer
@@ -79,6 +83,7 @@ class Site:
     scripted: ScriptedRouter
     router: RegionRouter
     client: openai.AsyncOpenAI
+    costs: CostKeeper | None
     links: asyncio.Task[None] | None = None
 
     def join(self) -> None:
@@ -94,17 +99,17 @@ class Site:
         await asyncio.wait([self.links])
 
 
-def deployment(name: str, **regions: Any) -> Deployment:
-    """The spec of a cell. Its addresses are those of the test's own dialers."""
+def deployment(name: str, tenant: Mapping[str, Any] | None = None, **regions: Any) -> Deployment:
+    """The spec of a cell, with the default `tenant`. Its addresses are those of the test's own dialers."""
     peers = [
         {"name": each, "address": "127.0.0.1:1", "network_s": NETWORK_S.get(each, 0.03)}
         for each in NAMES
         if each != name
     ]
     spec = {"name": name, "peers": peers, "lost_after_s": 2.0, **regions}
-    return Deployment.model_validate(
-        {"name": name, "regions": spec, "gateway": {"port": 0, "drain_timeout_s": 0.0}}
-    )
+    tenancy = {} if tenant is None else {"tenancy": {"tenants": [{"name": "default", **tenant}]}}
+    gateway = {"port": 0, "drain_timeout_s": 0.0}
+    return Deployment.model_validate({"name": name, "regions": spec, "gateway": gateway, **tenancy})
 
 
 async def site(stack: AsyncExitStack, ports: Ports, spec: Deployment) -> Site:
@@ -113,6 +118,7 @@ async def site(stack: AsyncExitStack, ports: Ports, spec: Deployment) -> Site:
     scripted = ScriptedRouter(clock)
     scripted.views = [WORKER]
     scripted.reasons = {MODEL: None}
+    costs = make_costs(spec, name, clock, time.time)
     router = make_region_router(
         spec,
         scripted,
@@ -122,15 +128,16 @@ async def site(stack: AsyncExitStack, ports: Ports, spec: Deployment) -> Site:
         router_id=name,
         tokenizers={MODEL: "d"},
         epoch=1,
+        budgets=None if costs is None else costs.budgets,
     )
     await router.start()
     gateway = make_gateway(
-        spec, router, clock, make_metrics(spec), models_of(spec), limits_over=router.limits
+        spec, router, clock, make_metrics(spec), models_of(spec), costs=costs, limits_over=router.limits
     )
     host, port, _ = await stack.enter_async_context(listening(gateway))
     client = openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0)
     stack.push_async_callback(client.close)
-    return Site(scripted, router, client)
+    return Site(scripted, router, client, costs)
 
 
 @pytest_asyncio.fixture
@@ -209,3 +216,40 @@ async def test_a_tenant_of_another_cell_is_refused_with_its_place() -> None:
         assert us.scripted.streams == []
         us.join()
         await us.leave()
+
+
+async def test_requests_in_other_cells_and_their_costs_count_for_the_limits_of_a_tenant() -> None:
+    async with AsyncExitStack() as stack:
+        ports = Ports(dict.fromkeys(NAMES, 1))
+        tenant = {"concurrency": 1, "budget": {"period": "month", "hard": 9}}
+        found = {name: await site(stack, ports, deployment(name, tenant)) for name in NAMES}
+        for each in found.values():
+            each.join()
+        eu, us = found["eu"], found["us"]
+        asked = asyncio.ensure_future(us.client.completions.create(model=MODEL, prompt=[5], max_tokens=4))
+        running = await us.scripted.submitted()
+        with pytest.raises(openai.RateLimitError, match="limit is 1 requests at the same time") as refused:
+            await eu.client.completions.create(model=MODEL, prompt=[5], max_tokens=4)
+        assert refused.value.code == "concurrency_limit"
+        running.emit("done", finish=FinishReason.LENGTH)
+        running.finish()
+        assert (await asked).choices[0].text == "done"
+        spend(us, 9.5)
+        async with asyncio.timeout(_PATIENCE_S):
+            while eu.costs is None or eu.costs.budgets is None or eu.costs.budgets.reached("default") is None:
+                await asyncio.sleep(0.02)
+        with pytest.raises(openai.RateLimitError, match=r"9\.50 in other cells") as spent:
+            await eu.client.completions.create(model=MODEL, prompt=[5], max_tokens=4)
+        assert spent.value.code == "budget_exceeded"
+        assert eu.scripted.streams == []
+        for each in found.values():
+            await each.leave()
+
+
+def spend(cell: Site, amount: float) -> None:
+    """Have the default tenant cost this much in a cell, and nothing in others."""
+    assert cell.costs is not None
+    assert cell.costs.budgets is not None
+    spending = Spending(time.time)
+    spending.update({int(time.time()) // HOUR_S * HOUR_S: {"default": amount}})
+    cell.costs.budgets.refresh(spending)

@@ -148,7 +148,9 @@ class Budgets:
         self._currency = currency
         self._wall = wall
         self._states: dict[str, BudgetState] = {}
-        self._here: dict[str, tuple[BudgetPeriod, float]] = {}
+        now = wall()
+        # What other cells have spent counts also before this one could read its own costs.
+        self._here = {name: (BudgetPeriod.at(spec.period, now), 0.0) for name, spec in self._specs.items()}
         self.other_cells: OtherCells | None = None
         self._warned: set[tuple[str, str, str]] = set()
 
