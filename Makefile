@@ -24,9 +24,10 @@ CONSOLE := platform/kvasir_platform/gateway/console
 CONSOLE_BUILD := build/console
 CONSOLE_SOURCES := $(wildcard $(CONSOLE)/web/* $(CONSOLE)/web/.npmrc $(CONSOLE)/web/src/* $(CONSOLE)/web/src/*/*)
 SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*) workers/kvasir_workers/engines/signing/signed_tcp.c
-# Tests that start no engine share the cores; each file stays in one process. In the order of folders, the last
-# files are short ones; in that of the number of tests, which is the default, some of the longest would be.
-FAST := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests that start no engine wait for a third of their time, for sockets and processes: three processes keep two
+# cores busy. Each file stays in one process. In the order of folders, the last files are short ones; in that of the
+# number of tests, which is the default, some of the longest would be.
+FAST := -n 3 --dist loadfile --no-loadscope-reorder
 # Tests that share an engine or a deployment stay in one process, the longest groups first (tests/kit/suite/schedule.py).
 SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
