@@ -1,4 +1,4 @@
-"""Videos and images in chats, on real vLLM engines of Qwen2-VL and Qwen2.5-VL under `kvasir up`: the tokens
+"""Videos and images in chats, on real vLLM engines of three families of models under `kvasir up`: the tokens
 that plain vLLM makes of the same frames, KV that no other video shares, a hand-off of every prompt, refusals.
 
 vLLM needs torchvision for this, which only the processes of these tests have.
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import pytest
 from tests.kit.media.films import HEIGHT, WIDTH, mp4_film
 from tests.kit.media.image_files import data_url, png
 from tests.kit.media.torchvision_folder import torchvision_folder
+from tests.kit.models.llava_video import FRAME_TOKENS, make_llava_video_model
 from tests.kit.models.video import CELL, TOGETHER, make_video_model
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ StartStack = Callable[..., AbstractContextManager["Stack"]]
 Part = dict[str, Any]
 
 BLOCK, FRAMES, TOKENS = 32, 8, 16
-VIDEO_TOKENS = FRAMES // TOGETHER * (WIDTH // CELL) * (HEIGHT // CELL)
+QWEN_TOKENS = FRAMES // TOGETHER * (WIDTH // CELL) * (HEIGHT // CELL)
 DEPLOYMENT = """
 model: {{source: {model}, served_name: watcher, dtype: float32, max_model_len: 1024}}
 disaggregation: always
@@ -54,6 +56,22 @@ PICTURE = {"type": "image_url", "image_url": {"url": data_url(png(70, 50, (250, 
 CHATS = {"lake": [LAKE], "wood": [WOOD], "picture": [PICTURE], "both": [PICTURE, LAKE]}
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How to make a model, how many tokens it makes of a film, and the chats that it takes."""
+
+    make: Callable[[Path], Path]
+    tokens: int
+    chats: tuple[str, ...] = tuple(CHATS)
+
+
+FAMILIES = {
+    "Qwen2-VL": Family(partial(make_video_model, family="Qwen2VL"), QWEN_TOKENS),
+    "Qwen2.5-VL": Family(partial(make_video_model, family="Qwen2_5_VL"), QWEN_TOKENS),
+    "LLaVA-NeXT-Video": Family(make_llava_video_model, FRAMES * FRAME_TOKENS, ("lake", "wood")),
+}
+
+
 def messages(*media: Part) -> list[dict[str, Any]]:
     """Messages with media between two texts."""
     texts = [{"type": "text", "text": text} for text in (BEFORE, AFTER)]
@@ -66,6 +84,7 @@ class Cinema:
     prompt has, and the tokens of the answer."""
 
     stack: Stack
+    family: Family
     alone: dict[str, tuple[int, list[int]]]
 
     def post(self, *media: Part, **more: Any) -> httpx.Response:
@@ -91,13 +110,14 @@ class Cinema:
         return answer.status_code, error["code"], error["message"]
 
 
-@pytest.fixture(scope="module", params=["Qwen2VL", "Qwen2_5_VL"])
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=list(FAMILIES))
 def cinema(
     request: pytest.FixtureRequest, start_stack: StartStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cinema]:
     pytest.importorskip("vllm")
     home = tmp_path_factory.mktemp("cinema")
-    model = make_video_model(home / "model", request.param)
+    family: Family = request.param
+    model = family.make(home / "model")
     with pytest.MonkeyPatch.context() as patched:
         paths = [os.environ.get("PYTHONPATH", ""), str(torchvision_folder())]
         patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
@@ -105,7 +125,7 @@ def cinema(
         plain = [sys.executable, "-m", "tests.kit.media.plain_videos", str(model), str(FRAMES), str(TOKENS)]
         subprocess.run(
             [*plain, str(found)],
-            input=json.dumps([messages(*media) for media in CHATS.values()]).encode(),
+            input=json.dumps([messages(*CHATS[name]) for name in family.chats]).encode(),
             cwd=Path(__file__).parents[2],
             check=True,
         )
@@ -113,11 +133,11 @@ def cinema(
         spec = home / "kvasir.yaml"
         spec.write_text(DEPLOYMENT.format(model=model, engine=ENGINE))
         with start_stack(home, "-f", str(spec)) as stack:
-            yield Cinema(stack, dict(zip(CHATS, answers, strict=True)))
+            yield Cinema(stack, family, dict(zip(family.chats, answers, strict=True)))
 
 
 def test_answers_are_those_of_plain_vllm_with_prefill_and_decode_apart(cinema: Cinema) -> None:
-    assert len({str(tokens) for _, tokens in cinema.alone.values()}) == len(CHATS), "it does not look"
+    assert len({str(tokens) for _, tokens in cinema.alone.values()}) == len(cinema.alone), "it does not look"
     for name, (length, tokens) in cinema.alone.items():
         before = cinema.stack.metric("kvasir_transferred_tokens_total")
         assert cinema.ask(name, name) == ((length, tokens), 0)
@@ -131,7 +151,7 @@ def test_kv_is_shared_up_to_the_first_video_that_differs(cinema: Cinema) -> None
     other, cached = cinema.ask("wood", "shared")
     assert other == wood
     # The text before the film is the same, and longer than a block.
-    assert BLOCK <= cached < lake[0] - VIDEO_TOKENS
+    assert BLOCK <= cached < lake[0] - cinema.family.tokens
     assert cinema.ask("lake", "another")[1] == 0
 
 
