@@ -31,6 +31,8 @@ telemetry: {{otlp_endpoint: "COLLECTOR"}}
 """Prefill and decode apart. Float32 and one thread make tokens comparable."""
 SEVERAL_MODELS = """
 model: {source: kvasir-tiny, dtype: float32}
+# By cost, a worker that was late once would get no stream for a minute, and tests wait for streams on each.
+routing: {policy: round_robin}
 models:
   - {name: second, max_model_len: 512, disaggregation: never}
   - {name: vectors, dtype: float32, max_model_len: 256, matryoshka: true}
