@@ -49,7 +49,6 @@ LONGEST = (
     "tests/fuzz/test_openapi.py",
     "tests/e2e/test_edges.py",
     "tests/e2e/test_up_over_https.py",
-    "tests/unit/transfer/test_nccl_faults.py",
     "tests/e2e/test_placement_on_nodes.py",
     "tests/e2e/test_tiers_vllm.py",
     "tests/contract/test_vllm_kv_events.py",
@@ -60,6 +59,7 @@ LONGEST = (
     "tests/unit/native/test_prefix_tree.py",
     "tests/contract/test_vllm_connector_hooks.py",
     "tests/security/test_http.py",
+    "tests/unit/transfer/test_nccl_faults.py",
     "tests/e2e/test_kubernetes_discovery.py",
 )
 """Groups that take longer than ten seconds, in the order in which they begin: one of them at the end would
