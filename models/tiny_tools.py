@@ -14,65 +14,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiny_chat import SYSTEMS, ChatMaker
-from tiny_words import ENUMS, KINDS, VERBS, Words, held_out, listed, spoken
+from tiny_everyday import NAMES as KNOWN_NAMES
+from tiny_everyday import Drawn, draw, record
+from tiny_phrases import ACTION, ARGUMENT, ASK_JSON, BARE, GUIDE, SINGLE
+from tiny_words import ENUMS, KINDS, TEXTS, VERBS, Words, held_out, listed, spoken
 
 Calls = list[tuple[str, dict[str, Any]]]
 Pieces = list[tuple[str, bool]]
 TOOLS_HEAD = "Tools, one JSON object per line:"
-ACTION = [
-    "{Action} with {args}.",
-    "{Action} with {args}",
-    "Please {action} with {args}.",
-    "{Action}: {args}.",
-    "{Action}, {args}",
-    "Can you {action} with {args}?",
-    "I want you to {action} with {args}.",
-    "{action} {args}",
-    "Use {name}: {args}.",
-    "Call {name} with {args}.",
-]
-SINGLE = [
-    "{Action} in {value}.",
-    "{Action} for {value}.",
-    "{Action} of {value}",
-    "{Action} {value}",
-    "What is the {thing} in {value}?",
-    "What is the {thing} of {value}?",
-    "What's the {thing} for {value}?",
-    "What is the {thing} in {value} now?",
-    "{Thing} in {value}?",
-    "Please {action} for {value}.",
-    "What is the value of {name}({value})? Use the tool.",
-    "{name}({value})",
-    "Can you {action} for {value}?",
-]
-BARE = [
-    "{Action}.",
-    "Please {action}.",
-    "Can you {action}?",
-    "What is the {thing}?",
-    "{Thing}?",
-    "Call {name}.",
-]
-ARGUMENT = ["{key} {value}", "{key} {value}", "{key}: {value}", "the {key} is {value}", "{key} = {value}"]
-ASK_JSON = ["Answer in JSON.", "Reply with JSON.", "Give me JSON.", "As JSON:", "Write it as JSON.", "JSON:"]
-GUIDE = [
-    "Answer in JSON with this schema: {}",
-    "Reply with JSON that follows this JSON schema:\n{}",
-    "The output is a JSON object of the schema {}",
-    "Return only JSON. Schema:\n{}",
-]
+LISTED = ("string", "integer", "place", "person", "country")
 
 
 @dataclass
 class Tool:
-    """A function: `words` is what a user calls it by, (verb, thing)."""
+    """A function: `words` is what a user calls it by, (verb, thing); `asks` are questions of its own."""
 
     name: str
     words: tuple[str, str]
     described: str | None
     schema: dict[str, Any]
     kinds: dict[str, tuple[str, list[str]]]
+    asks: tuple[str, ...] = ()
 
     def line(self) -> str:
         """The tool as the chat template shows it."""
@@ -118,10 +80,12 @@ def shown(calls: Calls) -> str:
 
 class ToolMaker:
     """Makes chats with tools and JSON. `kept`: of the tools and schemas that are kept for the tests.
-    `level`, 0 to 1: how many tools and arguments there are; `drill`: share of lists of words."""
+    `level`, 0 to 1: how many tools and arguments there are; `drill`: share of lists of words;
+    `known`: share of the tools that are known ones."""
 
     def __init__(self, words: Words, chats: ChatMaker, kept: bool = False) -> None:
         self.words, self.chats, self.kept, self.level, self.drill = words, chats, kept, 1.0, 0.0
+        self.known = 0.25
         self.rng = random.Random(0)
 
     def seed(self, seed: int) -> None:
@@ -141,22 +105,25 @@ class ToolMaker:
             pass
         return key
 
-    def schema(self, drawn: list[str]) -> tuple[dict[str, Any], dict[str, tuple[str, list[str]]]]:
+    def schema(
+        self, drawn: list[str], keys: list[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, tuple[str, list[str]]]]:
         """A JSON schema of an object, and the type and choices of each key."""
         rng = self.rng
         properties: dict[str, Any] = {}
         kinds: dict[str, tuple[str, list[str]]] = {}
         noted, titled, turned = rng.random() < 0.4, rng.random() < 0.15, rng.random() < 0.3
-        for kind in drawn:
-            key = self.key(kind)
+        for kind, key in zip(drawn, keys or [self.key(kind) for kind in drawn], strict=True):
             choices: list[str] = []
-            if kind == "enum":
+            if kind == "degrees":
+                choices = ENUMS[0]
+            elif kind == "enum":
                 own = rng.sample(self.words.things, rng.randint(2, 4))
                 choices = own if rng.random() < 0.7 else rng.choice(ENUMS)
             one: dict[str, Any] = {"title": key.replace("_", " ").title()} if titled else {}
             note = {"description": f"The {key.replace('_', ' ')}."} if noted else {}
             one |= note if turned else {}
-            one["type"] = {"enum": "string"}.get(kind, kind)
+            one["type"] = "string" if kind in TEXTS else kind
             if kind == "array":
                 one["items"] = {"type": "string"}
             if choices:
@@ -174,30 +141,41 @@ class ToolMaker:
 
     def tool(self, near: Tool | None = None) -> Tool:
         """A tool; with `near`, perhaps one that shares a word with it."""
-        while held_out((tool := self.any_tool(near)).name) != self.kept:
+        if not self.kept and self.rng.random() < self.known:
+            return self.known_tool(draw(self.rng))
+        while held_out((tool := self.any_tool(near)).name) != self.kept or tool.name in KNOWN_NAMES:
             pass
         return tool
+
+    def described(self, verb: str, thing: str) -> str | None:
+        return self.rng.choice(
+            (
+                None,
+                f"{verb.capitalize()} the {thing}.",
+                f"{verb.capitalize()} the {thing} that the user asks for.",
+                f"{verb.capitalize()}s a {thing}.",
+            )
+        )
+
+    def known_tool(self, drawn: Drawn) -> Tool:
+        schema, kinds = self.schema(drawn.kinds, drawn.keys)
+        schema["required"] = drawn.keys
+        return Tool(drawn.name, drawn.words, self.described(*drawn.words), schema, kinds, drawn.asks)
 
     def any_tool(self, near: Tool | None) -> Tool:
         rng = self.rng
         verb, thing = rng.choice(VERBS), self.words.thing()
         if near and rng.random() < 0.4:
-            verb, thing = rng.choice(((near.words[0], thing), (verb, near.words[1])))
+            verb, thing = rng.choice(((near.words[0], thing), (verb, near.words[1].replace(" ", "_"))))
         if rng.random() < 0.2:
             thing = f"{rng.choice(self.words.things)}_{thing}"
         name = rng.choice(
             (f"{verb}_{thing}",) * 5 + (verb + thing.title().replace("_", ""), thing, f"{thing}_{verb}")
         )
         spoken_thing = thing.replace("_", " ")
-        described = rng.choice(
-            (
-                None,
-                f"{verb.capitalize()} the {spoken_thing}.",
-                f"{verb.capitalize()} the {spoken_thing} that the user asks for.",
-                f"{verb.capitalize()}s a {spoken_thing}.",
-            )
+        return Tool(
+            name, (verb, spoken_thing), self.described(verb, spoken_thing), *self.schema(self.kinds())
         )
-        return Tool(name, (verb, spoken_thing), described, *self.schema(self.kinds()))
 
     def toolset(self) -> list[Tool]:
         tools = [self.tool()]
@@ -231,6 +209,8 @@ class ToolMaker:
         """What the user says to have `tool` called with `given`."""
         rng, values = self.rng, list(given.values())
         forms, value = ACTION, ""
+        if tool.asks and rng.random() < 0.8:
+            return rng.choice(tool.asks).format(*(spoken(value, rng) for value in values))
         if not given:
             forms = BARE
         elif len(given) == 1 and not isinstance(values[0], bool) and rng.random() < 0.6:
@@ -252,13 +232,15 @@ class ToolMaker:
     def parallel(self, tools: list[Tool]) -> tuple[str, Calls]:
         """Two or three calls asked for at once, of one tool or several."""
         rng = self.rng
-        single = [t for t in tools if [kind for kind, _ in t.kinds.values()] in (["string"], ["integer"])]
+        single = [t for t in tools if len(t.kinds) == 1 and next(iter(t.kinds.values()))[0] in LISTED]
         if single and rng.random() < 0.6:
             tool = rng.choice(single)
             key, (kind, _) = next(iter(tool.kinds.items()))
             values = [self.words.value(kind, []) for _ in range(rng.choice((2, 2, 3)))]
             quote = rng.choice(("{}", "{}", '"{}"')) if kind == "string" else "{}"
-            text = rng.choice(SINGLE[:-2]).format(
+            forms = [form for form in tool.asks if "({})" not in form]
+            text = rng.choice(forms or SINGLE[:-2]).format(
+                listed([quote.format(value) for value in values]),
                 action=f"{tool.words[0]} the {tool.words[1]}",
                 Action=f"{tool.words[0].capitalize()} the {tool.words[1]}",
                 thing=tool.words[1],
@@ -288,10 +270,14 @@ class ToolMaker:
 
     def json_turn(self, inside: bool) -> tuple[str, str, str]:
         """(guide, question, answer): JSON by a schema that the chat shows (`inside`) or by the question."""
-        drawn = self.kinds() or ["string"]
-        schema, kinds = self.schema(drawn)
+        fields = record(self.rng) if inside and not self.kept and self.rng.random() < self.known else None
+        schema, kinds = (
+            self.schema(fields.kinds, fields.keys) if fields else self.schema(self.kinds() or ["string"])
+        )
         given = {key: self.words.value(*kinds[key]) for key in kinds}
         question = self.arguments(given, ordered=not inside)
+        if fields and self.rng.random() < 0.8:
+            question = self.rng.choice(fields.asks).format(*given.values())
         guide = self.rng.choice(GUIDE).format(json.dumps(schema)) if inside else ""
         ask = self.rng.choice(ASK_JSON)
         forms = [f"{ask} {question}", f"{question}. {ask}", question if inside else f"{ask}\n{question}"]
@@ -360,9 +346,15 @@ class ToolMaker:
         """Words to write again in another form: the shortest practice in reading them letter by letter."""
         rng = self.rng
         words = [rng.choice(self.words.spelled) for _ in range(rng.randint(1, 12))]
-        form, plain = rng.choice((("JSON list: {}", False), ("Join with _: {}", True)))
-        answer = "_".join(words[:4]).lower() if plain else compact(words)
-        asked = form.format(" ".join(words[:4] if plain else words))
+        few, plain = words[:4], " ".join(words)
+        asked, answer = rng.choice(
+            (
+                (f"JSON list: {plain}", compact(words)),
+                (f"JSON list: {plain}", compact(words)),
+                (f"Join with _: {' '.join(few)}", "_".join(few).lower()),
+                (f"Read: {json.dumps(words)}", plain),
+            )
+        )
         return Case(
             "list", [(f"<|bos|><|user|>{asked}<|end|><|assistant|>", False), (f"{answer}<|end|>", True)]
         )

@@ -31,11 +31,17 @@ format id key tag label group team project customer product item cart payment ca
 temperature humidity wind light door window lamp alarm timer music movie news recipe food drink
 restaurant car bus train station airport user_id first_name last_name zip_code start_date file_name
 max_results page_size order_id phone_number email_address""")
-NAMES = words_of("""
+CITIES = words_of("""
 Paris London Berlin Rome Madrid Oslo Tokyo Lima Cairo Vienna Prague Dublin Athens Lisbon Warsaw Boston
 Chicago Seattle Denver Dallas Moscow Delhi Mumbai Sydney Perth Toronto Zurich Geneva Hamburg Munich
-Kiev Riga Bergen Monday Tuesday Wednesday Thursday Friday Saturday Sunday January February March April
-Alice Bob Carol Dave Eve Frank Grace Heidi Ivan Judy Peter Paul Mary Anna Tom Jack Ben Lucy Max Ada""")
+Kiev Riga Bergen""")
+PEOPLE = words_of("""
+Alice Bob Carol Dave Eve Frank Grace Heidi Ivan Judy Peter Paul Mary Anna Tom Jack Ben Lucy Max Ada John
+Jane Erick Sam Emma Lena""")
+DAYS = words_of("""
+Monday Tuesday Wednesday Thursday Friday Saturday Sunday January February March April""")
+PLACES = [*CITIES, "San Francisco", "New York"]
+NAMES = [*PLACES, *PEOPLE, *DAYS]
 ENUMS = (
     ["celsius", "fahrenheit"],
     ["low", "medium", "high"],
@@ -46,6 +52,11 @@ ENUMS = (
     ["day", "week", "month"],
     ["en", "de", "fr"],
 )
+COUNTRIES = words_of(
+    "France Spain Italy Germany Norway Sweden Japan China India Egypt Brazil Peru Canada Poland Greece"
+)
+KNOWN = {"place": PLACES, "person": PEOPLE, "country": COUNTRIES, "sum": []}
+TEXTS = frozenset(("string", "enum", "degrees", *KNOWN))
 KINDS = ("string", "integer", "number", "boolean", "enum", "array")
 
 
@@ -97,12 +108,18 @@ class Words:
             return self.integer() + self.rng.randint(1, 9) / 10
         if kind == "boolean":
             return self.rng.random() < 0.5
-        if kind == "enum":
+        if choices:
             return self.rng.choice(choices)
         if kind == "array":
             words = self.names if self.rng.random() < 0.5 else self.things
             return self.rng.sample(words, self.rng.randint(2, 3))
-        return self.text()
+        return self.known(kind) if kind in KNOWN else self.text()
+
+    def known(self, kind: str) -> str:
+        """A string of a kind that known tools are called with."""
+        if kind == "sum":
+            return f"{self.integer()} {self.rng.choice('+-*/')} {self.integer()}"
+        return self.rng.choice(KNOWN[kind] if self.rng.random() < 0.6 else self.names)
 
 
 def listed(parts: list[str]) -> str:
