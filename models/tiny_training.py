@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from tiny_chat import ChatMaker
 from tiny_guide import astray
+from tiny_pointers import pointed_loss, spellings, wanted
 from tiny_rows import EOS, Rows, chat_rows, copy_rows, tool_rows
 from tiny_tools import ToolMaker
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -66,6 +67,7 @@ class Phase:
     level: float = 1.0  # of those: how many tools and arguments there are
     words: float = 0.0  # of those: share of lists of words
     guided: bool = False  # whether heads are shown where to look
+    pointed: bool = False  # whether they are shown which word an answer goes on with
 
     def counts(self) -> tuple[int, int, int]:
         """Rows of a batch that are conversations, copies and tools; the others are prose."""
@@ -118,6 +120,8 @@ class Trainer:
         plan = [(phase, i) for phase in phases for i in range(phase.steps)]
         work = sum(phase.batch * phase.size for phase, _ in plan[began:])
         step_loss = torch.compile(loss_of, dynamic=False) if self.args.compile else loss_of
+        word_loss = torch.compile(pointed_loss, dynamic=False) if self.args.compile else pointed_loss
+        spelled = spellings(self.tok)
         start = saved = time.monotonic()
         seen, mean = 0, 0.0
         for step, (phase, i) in enumerate(plan[began:], began + 1):
@@ -128,6 +132,10 @@ class Trainer:
             mask = rows.mask() if phase.tools else None  # without one, attention is a third faster
             if phase.guided:
                 loss = guided_loss(self.model, rows)
+            elif phase.pointed:
+                last = slice(-phase.counts()[2], None)
+                words = wanted(spelled, rows.ids[last], rows.labels[last], rows.texts[last])
+                loss = word_loss(self.model, rows.ids, rows.labels, mask, words)
             else:
                 loss = step_loss(self.model, rows.ids, rows.labels, mask)
             loss.backward()

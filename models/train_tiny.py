@@ -253,18 +253,28 @@ class Lesson:
             [
                 Phase("look", args.copy_steps, 16, 128, 3e-3, 2e-3, copy=0.75, guided=True),
                 Phase("fill", steps // 3, 8, 512, 1.5e-3, 1.2e-3, tools=0.875, level=0.0, words=0.3),
-                Phase("tools", steps // 2, 8, 512, 1.2e-3, 5e-4, chat=0.125, tools=0.75, words=0.1),
-                Phase("mend", steps // 6, 8, 512, 5e-4, 2e-5, chat=0.25, tools=0.5),
+                Phase("tools", steps // 6, 8, 512, 1.2e-3, 1.0e-3, chat=0.125, tools=0.75, words=0.1),
+                Phase(
+                    "both", steps * 3 // 8, 8, 512, 1e-3, 1e-4, chat=0.125, tools=0.5, words=0.4, pointed=True
+                ),
+                Phase("far", steps // 200, 2, 4096, 3e-4, 3e-4, tools=0.5),
+                Phase("far", steps // 20, 4, 2048, 3e-4, 1e-5, tools=0.25),
             ]
         )
         save_model(self.model, args.out)
 
     def evaluate(self) -> None:
-        """Print the share of right answers by kind, with words that were practised and with others."""
+        """Print the right answers by kind: of tools and schemas that were not practised, with words that
+        were and with others; and of the known tools of tiny_everyday, with values drawn anew."""
         token, span = copying(self.model, random.Random(self.args.seed))
         print(f"copies {token:.0%} of random tokens, {span:.0%} of spans of 8", flush=True)
-        for name, kept in (("known words", False), ("new words", True)):
-            maker = ToolMaker(Words(self.docs, kept), ChatMaker(self.corpus), kept=True)
+        for name, kept, known in (
+            ("known words", False, 0.0),
+            ("new words", True, 0.0),
+            ("known tools", False, 1.0),
+        ):
+            maker = ToolMaker(Words(self.docs, kept), ChatMaker(self.corpus), kept=not known)
+            maker.known = known
             for kind, right in exam(self.model, self.tok, maker, self.args.cases, self.args.show).items():
                 counts = "  ".join(f"{key} {count:3}" for key, count in right.items())
                 print(f"{name:11}  {kind:14}  of {self.args.cases}: {counts}", flush=True)
@@ -307,7 +317,8 @@ what each stage does:
          2048 and 4096 (short chats unlearn far positions), a last round of chat (50 minutes)
   tools  go on from an existing folder: copying, then calls of tools and answers in JSON
   evaluate-tools
-         right answers of an existing folder with tools and schemas that it never practised
+         right answers of an existing folder with tools and schemas that it never practised,
+         and with known tools
   lora   train the adapter for an existing folder (a few minutes)
   eval   held-out perplexity of an existing folder, by source
 

@@ -104,3 +104,19 @@ def test_heads_are_shown_what_came_after_the_last_occurrence(made: Any) -> None:
     labels = torch.tensor([[-100] * 5 + [b, c]])
     found = made("tiny_guide").sources(ids, labels)[0]
     assert found.nonzero().tolist() == [[4, 2], [5, 3]]
+
+
+def test_heads_are_shown_the_word_that_an_answer_goes_on_with(made: Any) -> None:
+    spelled = ["\0", " Par", "is", " or", " Pa", "Pa", "ris", " 4", "4"]
+    ids = [0, 1, 2, 3, 7, 0, 5, 6, 8, 4]  # asks "Paris or 4", answers "Paris4 Pa"
+    labels = [-100] * 6 + ids[6:]
+    found = made("tiny_pointers").pointers(spelled, ids, labels, [0] * 10)
+    assert found == [(5, 1), (6, 1), (7, 4)]  # "ris" begins within " Par"
+    apart = made("tiny_pointers").pointers(spelled, ids, labels, [0] * 6 + [1] * 4)
+    assert apart == []  # chats in one row do not see each other
+
+
+def test_known_tools_are_practised_and_are_not_in_the_tests_of_others(made: Any) -> None:
+    known = made("tiny_everyday").NAMES
+    assert known & {tool.name for case in cases(made) for tool in case.tools}
+    assert not known & {tool.name for case in cases(made, kept=True) for tool in case.tools}
