@@ -108,9 +108,9 @@ def _turns(messages: Sequence[InputMessage]) -> list[tuple[str, list[InputBlock]
         content = message.content
         blocks: list[InputBlock] = [TextBlock(text=content)] if isinstance(content, str) else content
         if turns and turns[-1][0] == message.role:
-            turns[-1] = (message.role, [*turns[-1][1], *blocks])
+            turns[-1][1].extend(blocks)
         else:
-            turns.append((message.role, blocks))
+            turns.append((message.role, [*blocks]))
     return turns
 
 
