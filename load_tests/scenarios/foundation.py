@@ -299,7 +299,8 @@ class EngineAlone:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith('{"alone"'):
-                found: dict[str, float] = json.loads(line)["alone"]
+                # vLLM's core has the same output, and may write before the end of the line.
+                found: dict[str, float] = json.JSONDecoder().raw_decode(line)[0]["alone"]
                 return found
         raise RuntimeError("the engine alone ended")
 
