@@ -20,6 +20,7 @@ from kvasir.config.spec.models import LoraSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import Request, Sampling, token_ids
+from kvasir.ports.router import StreamSink
 from kvasir_platform.regions.needs import media as files
 from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
@@ -90,22 +91,24 @@ def with_images(*data: bytes) -> Request:
 FOR_POET = Request("", MODEL, token_ids(range(32)), SHORT, adapter="poet")
 
 
-def kept(site: SimCell) -> list[Request]:
+def kept(site: SimCell, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Note the requests that a cell's own router gets."""
     got: list[Request] = []
     submit = site.cluster.router.submit
 
-    def noted(request: Request, sink: object) -> None:
+    def noted(request: Request, sink: StreamSink) -> None:
         got.append(request)
-        submit(request, sink)  # type: ignore[arg-type]
+        submit(request, sink)
 
-    site.cluster.router.submit = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(site.cluster.router, "submit", noted)
     return got
 
 
-def test_a_request_with_images_is_served_by_another_cell_with_all_its_bytes() -> None:
+def test_a_request_with_images_is_served_by_another_cell_with_all_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def story(cells: SimCells) -> list[ClientStream]:
-        home, got = cells["eu"], kept(cells["us"])
+        home, got = cells["eu"], kept(cells["us"], monkeypatch)
         await without_workers(home)
         data = [
             bytes([at]) * size for at, size in enumerate((3, files.PIECE_BYTES, 5 * files.PIECE_BYTES + 1))
@@ -171,7 +174,7 @@ def test_cells_that_make_something_else_of_an_image_get_none() -> None:
     played(story, differ)
 
 
-def test_a_refusal_at_home_says_why_no_other_cell_takes_an_image() -> None:
+def test_a_refusal_at_home_says_why_no_other_cell_takes_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     def differ(cells: SimCells) -> None:
         cells["us"].media = {MODEL: images(99)}
         cells["ap"].media = {}
@@ -182,7 +185,7 @@ def test_a_refusal_at_home_says_why_no_other_cell_takes_an_image() -> None:
         def full(request: Request, sink: object) -> None:
             raise CapacityError("The queue is full.", code="queue_full", retry_after_s=3.0)
 
-        home.cluster.router.submit = full  # type: ignore[method-assign]
+        monkeypatch.setattr(home.cluster.router, "submit", full)
         with pytest.raises(CapacityError) as refused:
             send(home, "seen", with_images(b"data"))
         assert (refused.value.code, refused.value.retry_after_s) == ("queue_full", 3.0)
@@ -198,9 +201,11 @@ def test_a_refusal_at_home_says_why_no_other_cell_takes_an_image() -> None:
     played(story, differ)
 
 
-def test_a_stream_with_an_image_goes_on_in_a_third_cell_when_its_cell_is_cut_off() -> None:
+def test_a_stream_with_an_image_goes_on_in_a_third_cell_when_its_cell_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def story(cells: SimCells) -> list[ClientStream]:
-        home, got = cells["eu"], kept(cells["ap"])
+        home, got = cells["eu"], kept(cells["ap"], monkeypatch)
         await without_workers(home)
         stream = send(home, "seen", replace(with_images(b"data"), sampling=LONG))
         await stream.started.wait()

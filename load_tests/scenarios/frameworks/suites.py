@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.kit.suite.pip import install_locked
+
 ROOT = Path(__file__).resolve().parents[3]
 LOCK = ROOT / "requirements" / "frameworks.lock"
 SUITES = ROOT / "tests" / "e2e" / "frameworks" / "suites"
@@ -61,17 +63,7 @@ def install() -> Path:
     lock = LOCK.read_text()
     if not stamp.exists() or stamp.read_text() != lock:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(_VENV)], check=True)
-        pip = [
-            str(python),
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "-q",
-            "--progress-bar",
-            "off",
-        ]
-        subprocess.run([*pip, "--no-deps", "--require-hashes", "-r", str(LOCK)], check=True)
+        install_locked(LOCK, python=python)
         stamp.write_text(lock)
     return python
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.kit.suite.pip import install_locked
 
 _ROOT = Path(__file__).resolve().parents[3]
 _FOLDER = _ROOT / "build" / "torchvision"
@@ -31,19 +31,7 @@ def torchvision_folder() -> Path:
     _FOLDER.mkdir(parents=True)
     requirements = _FOLDER / "requirements.txt"
     requirements.write_text(wanted)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "-q",
-        "--progress-bar",
-        "off",
-    ]
-    subprocess.run(
-        [*pip, "--no-deps", "--require-hashes", "--target", str(_FOLDER), "-r", str(requirements)], check=True
-    )
+    install_locked(requirements, target=_FOLDER)
     for name in _OF_OPERATORS:
         (_FOLDER / "torchvision" / name).write_text("")
     stamp.write_text(wanted)

@@ -7,25 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.models.media_tokenizer import make_media_tokenizer
+from tests.kit.models.tiny_media import TEXT, save_media_model
 
-_SEED = 27
 PLACEHOLDER = "<|AUDIO|>"
 RATE = 16_000
 _MELS = 128
-_TEXT: dict[str, Any] = {
-    "model_type": "qwen2",
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 6,
-    "pad_token_id": 2,
-    "tie_word_embeddings": False,
-}
+_TEXT = TEXT | {"model_type": "qwen2"}
 _AUDIO: dict[str, Any] = {
     "d_model": 64,
     "encoder_layers": 2,
@@ -42,7 +29,6 @@ def make_hearing_model(folder: Path) -> Path:
     there."""
     if (folder / "done").exists():
         return folder
-    import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,10 +38,8 @@ def make_hearing_model(folder: Path) -> Path:
         audio_config=_AUDIO,
         audio_token_index=ids[PLACEHOLDER],
     )
-    torch.manual_seed(_SEED)
-    made = transformers.Qwen2AudioForConditionalGeneration(config).to(torch.float32).eval()
-    made.save_pretrained(folder, safe_serialization=True)
-    _rename(folder / "model.safetensors")
+    parts = "language_model.model.model.", "language_model.model."
+    save_media_model(transformers.Qwen2AudioForConditionalGeneration, config, folder, parts)
     extractor: Any = transformers.WhisperFeatureExtractor
     features = extractor(
         feature_size=_MELS, sampling_rate=RATE, chunk_length=30, return_attention_mask=True
@@ -65,13 +49,3 @@ def make_hearing_model(folder: Path) -> Path:
     )
     (folder / "done").touch()
     return folder
-
-
-def _rename(path: Path) -> None:
-    """Give the weights the names of published checkpoints: transformers writes one `model.` too many."""
-    from safetensors.torch import load_file, save_file
-
-    wrong, right = "language_model.model.model.", "language_model.model."
-    save_file(
-        {name.replace(wrong, right): each for name, each in load_file(path).items()}, path, {"format": "pt"}
-    )

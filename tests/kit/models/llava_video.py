@@ -7,26 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.models.media_tokenizer import make_media_tokenizer
+from tests.kit.models.tiny_media import TEXT, save_media_model
 
-_SEED = 27
 IMAGE, VIDEO = "<image>", "<video>"
 SIZE, PATCH, STRIDE = 196, 14, 2
 """vLLM divides by whole squares of a patch in a frame's width."""
 FRAME_TOKENS = (SIZE // PATCH // STRIDE) ** 2
-_TEXT: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 6,
-    "pad_token_id": 2,
-    "tie_word_embeddings": False,
-}
+_TEXT = TEXT | {"model_type": "llama"}
 _VISION: dict[str, Any] = {
     "model_type": "clip_vision_model",
     "hidden_size": 64,
@@ -44,7 +31,6 @@ def make_llava_video_model(folder: Path) -> Path:
     there."""
     if (folder / "done").exists():
         return folder
-    import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,11 +44,8 @@ def make_llava_video_model(folder: Path) -> Path:
         spatial_pool_mode="average",
         image_grid_pinpoints=[[SIZE, SIZE]],
     )
-    torch.manual_seed(_SEED)
-    model: Any = transformers.LlavaNextVideoForConditionalGeneration
-    made = model(config).to(torch.float32).eval()
-    made.save_pretrained(folder, safe_serialization=True)
-    _rename(folder / "model.safetensors")
+    parts = "vision_tower.", "vision_tower.vision_model."
+    save_media_model(transformers.LlavaNextVideoForConditionalGeneration, config, folder, parts)
     size = {"size": {"shortest_edge": SIZE}, "crop_size": {"height": SIZE, "width": SIZE}}
     files: dict[str, dict[str, Any]] = {
         "preprocessor_config": {
@@ -82,13 +65,3 @@ def make_llava_video_model(folder: Path) -> Path:
         (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / "done").touch()
     return folder
-
-
-def _rename(path: Path) -> None:
-    """Give the weights of the vision tower the names of published checkpoints."""
-    from safetensors.torch import load_file, save_file
-
-    short, whole = "vision_tower.", "vision_tower.vision_model."
-    save_file(
-        {name.replace(short, whole): each for name, each in load_file(path).items()}, path, {"format": "pt"}
-    )

@@ -8,25 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.models.media_tokenizer import make_media_tokenizer
+from tests.kit.models.tiny_media import TEXT, save_media_model
 
-_SEED = 27
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 PATCH, MERGE, TOGETHER = 14, 2, 2
 CELL = PATCH * MERGE
 """Pixels of a token's width and height."""
-_HEADS, _HIDDEN = 4, 128
-_TEXT: dict[str, Any] = {
-    "hidden_size": _HIDDEN,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": _HEADS,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 6,
-    "pad_token_id": 2,
-    "tie_word_embeddings": False,
+_TEXT = TEXT | {
     "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10_000.0},
 }
 _VISION: dict[str, Any] = {
@@ -40,10 +28,10 @@ _VISION: dict[str, Any] = {
 
 
 _OWN: dict[str, dict[str, Any]] = {
-    "Qwen2VL": {"embed_dim": 64, "hidden_size": _HIDDEN, "mlp_ratio": 2},
+    "Qwen2VL": {"embed_dim": 64, "hidden_size": TEXT["hidden_size"], "mlp_ratio": 2},
     "Qwen2_5_VL": {
         "hidden_size": 64,
-        "out_hidden_size": _HIDDEN,
+        "out_hidden_size": TEXT["hidden_size"],
         "intermediate_size": 128,
         "fullatt_block_indexes": [1],
         "tokens_per_second": 4,
@@ -57,7 +45,6 @@ def make_video_model(folder: Path, family: str) -> Path:
     and return it. Does nothing if it is there."""
     if (folder / "done").exists():
         return folder
-    import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,9 +57,7 @@ def make_video_model(folder: Path, family: str) -> Path:
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
-    torch.manual_seed(_SEED)
-    made = getattr(transformers, f"{family}ForConditionalGeneration")(config).to(torch.float32).eval()
-    made.save_pretrained(folder, safe_serialization=True)
+    save_media_model(getattr(transformers, f"{family}ForConditionalGeneration"), config, folder)
     pixels = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": f"{family}Processor",

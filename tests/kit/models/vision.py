@@ -8,28 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.models.media_tokenizer import make_media_tokenizer
+from tests.kit.models.tiny_media import TEXT, save_media_model
 
-_SEED = 27
 IMAGE_SIZE, PATCH = 980, 140
 IMAGE_TOKENS = 16
 """Tokens of any image."""
 PLACEHOLDER = "<image>"
-_TEXT: dict[str, Any] = {
+_TEXT = TEXT | {
     "model_type": "aria_text",
-    "hidden_size": 128,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "moe_num_experts": 4,
     "moe_topk": 2,
     "moe_num_shared_experts": 1,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 6,
-    "pad_token_id": 2,
-    "tie_word_embeddings": False,
 }
 _VISION: dict[str, Any] = {
     "model_type": "idefics3_vision",
@@ -48,7 +38,6 @@ def make_vision_model(folder: Path) -> Path:
     there."""
     if (folder / "done").exists():
         return folder
-    import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,9 +48,7 @@ def make_vision_model(folder: Path) -> Path:
         image_token_index=placeholder,
         projector_patch_to_query_dict={(IMAGE_SIZE // PATCH) ** 2: IMAGE_TOKENS},
     )
-    torch.manual_seed(_SEED)
-    made = transformers.AriaForConditionalGeneration(config).to(torch.float32).eval()
-    made.save_pretrained(folder, safe_serialization=True)
+    save_media_model(transformers.AriaForConditionalGeneration, config, folder)
     pixels = {
         "image_processor_type": "AriaImageProcessor",
         "max_image_size": IMAGE_SIZE,
