@@ -31,7 +31,7 @@ _LENGTH = 55
 _SAMPLED_DIGITS = frozenset("13579bdf")
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _TOGETHER = 32
-"""Calls whose ids are made at once."""
+"""Calls whose ids are made at once, which takes less time than one by one."""
 
 
 @value
@@ -187,8 +187,7 @@ class EndedSpans:
         self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 
     def ids(self, count: int) -> list[str]:
-        """Return new ids for so many calls: the digits of the trace's, then those of the span's. Making many
-        at once takes a third of the time."""
+        """Return new ids for so many calls: the digits of the trace's, then those of the span's."""
         digits = _TRACE_DIGITS + _SPAN_DIGITS
         text = f"{self._rng.getrandbits(4 * digits * count):0{digits * count}x}"
         # All digits are zero, which W3C's trace context does not allow, in one of 2**64 ids.

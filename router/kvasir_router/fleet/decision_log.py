@@ -17,7 +17,7 @@ __all__ = ["About", "Decided", "DecisionLog"]
 
 _TOGETHER = 32
 """Ended requests that are worked on at once. Between two of them, code and data of this module leave the
-processor's caches, so that each of them alone takes four times as long."""
+processor's caches, so that each of them alone takes longer."""
 
 
 class DecisionLog:

@@ -33,7 +33,7 @@ class Selections:
         self._index = index
         self._gap = gap
         self._kept: dict[_Key, Selection] = {}
-        self._revision = self._described_at = -1
+        self._revision = -1
         self._described: tuple[RoutingTarget, ...] = ()
         self._descriptions: tuple[tuple[str, str], ...] = ()
 
@@ -65,9 +65,9 @@ class Selections:
 
     def describe(self, targets: tuple[RoutingTarget, ...]) -> tuple[tuple[str, str], ...]:
         """Return the pool of each place, and how well its cache is known."""
-        # Most decisions are among the places of the last one, of which nothing has changed.
-        if targets is not self._described or self._described_at != self._index.revision:
-            self._described, self._described_at = targets, self._index.revision
+        # Most decisions are among the places of the last one. When something changes, selections have others.
+        if targets is not self._described:
+            self._described = targets
             workers = [self._workers[each.worker_id] for each in targets]
             self._descriptions = tuple(
                 [(each.identity.pool, self._index.state(each.worker_id)) for each in workers]

@@ -1,9 +1,8 @@
 """What a router has to write of its requests and workers: sums by group, and the hours of each worker.
 
 A request is added once, when it ends, in a few microseconds and without I/O. Several are divided among groups
-at once: alone, each takes twice as long, as code and data have left the processor's caches. Everything is
-bounded: groups beyond MOST_GROUPS of an hour lose their key and SLO class, and hours that are over are
-dropped.
+at once, while code and data are in the processor's caches. Everything is bounded: groups beyond MOST_GROUPS
+of an hour lose their key and SLO class, and hours that are over are dropped.
 """
 
 from __future__ import annotations
