@@ -82,23 +82,7 @@ def make_region_router(
         epoch=epoch,
     )
     spending = CellBudgets([peer.name for peer in spec.peers], budgets, clock)
-    hello = CellHello(VERSION, spec.name, router_id)
-    peers = {
-        peer.name: PeerCell(
-            peer.name,
-            hello,
-            dialer(peer),
-            clock,
-            lease_s=spec.lost_after_s,
-            max_requests=spec.max_forwarded,
-            on_report=heard,
-            on_allotted=limits.answered,
-            on_slots=limits.granted,
-            on_spending=spending.heard,
-            network_s=peer.network_s,
-        )
-        for peer in spec.peers
-    }
+    peers = _peers(spec, dialer, clock, router_id, heard=heard, limits=limits, spending=spending)
     parts = ServingParts(
         cell=spec.name,
         router=router,
@@ -133,6 +117,35 @@ def make_region_router(
         clock,
         lease_s=spec.lost_after_s,
     )
+
+
+def _peers(
+    spec: RegionsSpec,
+    dialer: MakeDialer,
+    clock: Clock,
+    router_id: str,
+    *,
+    heard: Callable[[CellReport], None],
+    limits: CellLimits,
+    spending: CellBudgets,
+) -> dict[str, PeerCell]:
+    hello = CellHello(VERSION, spec.name, router_id)
+    return {
+        peer.name: PeerCell(
+            peer.name,
+            hello,
+            dialer(peer),
+            clock,
+            lease_s=spec.lost_after_s,
+            max_requests=spec.max_forwarded,
+            on_report=heard,
+            on_allotted=limits.answered,
+            on_slots=limits.granted,
+            on_spending=spending.heard,
+            network_s=peer.network_s,
+        )
+        for peer in spec.peers
+    }
 
 
 def _quotas(deployment: Deployment) -> dict[str, Quota]:
