@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvasir_platform.cluster.local.runtime_dir import DeploymentState, RuntimeDir
+from kvasir_platform.cluster.local.runtime_dir import RuntimeDir
 
 _POLL_S = 0.2
 
@@ -34,7 +34,8 @@ def follow(
     write: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Repeat the child's output until it is ready (return 0) or has ended (return its exit status)."""
+    """Repeat the child's output until it has printed that it is ready (return 0) or has ended (return its
+    exit status)."""
     shown = 0
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -42,13 +43,9 @@ def follow(
         shown += _copy(log, shown, write)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if _is_ready(state, child):
+        if state is not None and state.pid == child and state.announced:
             return 0
         pause(_POLL_S)
-
-
-def _is_ready(state: DeploymentState | None, child: int) -> bool:
-    return state is not None and state.pid == child and state.phase == "ready"
 
 
 def _copy(log: Path, start: int, write: Callable[[str], None]) -> int:

@@ -44,8 +44,9 @@ class ShmRecord(msgspec.Struct, frozen=True):
 
 class DeploymentState(msgspec.Struct, frozen=True):
     """A deployment as its supervisor last recorded it. Times are seconds since the epoch; `stop_s` is the
-    longest duration of its stop. `certificate` is the file of the gateway's server certificate, "" for plain
-    HTTP; `operator_certificate` that of the client key and certificate, "" if the gateway requires none."""
+    longest duration of its stop. `announced`: the supervisor has printed that it is ready. `certificate` is
+    the file of the gateway's server certificate, "" for plain HTTP; `operator_certificate` that of the client
+    key and certificate, "" if the gateway requires none."""
 
     name: str
     deployment_id: str
@@ -59,6 +60,7 @@ class DeploymentState(msgspec.Struct, frozen=True):
     stop_s: float
     address: str = ""
     ready_at: float | None = None
+    announced: bool = False
     failure: str = ""
     certificate: str = ""
     operator_certificate: str = ""

@@ -136,6 +136,7 @@ class Supervisor:
         await self._step("ready", "the router to reach every pool", self._wait_serving(address, deadline))
         self._update(phase="ready", ready_at=self._wall_time())
         self._say("ready", text=address)
+        self._update(announced=True)
 
     async def _step(self, name: str, waits_for: str, work: Awaitable[T]) -> T:
         self._detail = ""

@@ -66,6 +66,7 @@ class Stage:
     def __init__(self, folder: Path, limits: SupervisorLimits | None = None) -> None:
         self.launcher = ScriptedLauncher()
         self.told: list[StartProgress] = []
+        self.at_ready: DeploymentState | None = None
         self.not_ready: list[str | None] = [None]
         runtime = RuntimeDir(folder, "kvasir")
         runtime.create()
@@ -98,6 +99,7 @@ class Stage:
         if (progress.event, progress.step) == ("detail", "replicas") and len(self.launcher.statuses) > 1:
             self.launcher.statuses.pop(0)
         if progress.event == "ready":
+            self.at_ready = self.runtime.read()
             self.supervisor.stop.set()
 
     def events(self) -> list[str]:
@@ -120,6 +122,14 @@ async def test_a_start_goes_in_order_and_a_stop_ends_it(stage: Stage) -> None:
     assert state is not None
     assert (state.phase, state.address, state.ready_at) == ("stopped", "127.0.0.1:1", 77.0)
     assert not Path(state.temp_dir).exists()
+
+
+async def test_it_records_that_it_is_ready_before_it_says_so_and_then_that_it_has(stage: Stage) -> None:
+    assert await stage.supervisor.run() is None
+    said, after = stage.at_ready, stage.runtime.read()
+    assert said is not None
+    assert after is not None
+    assert (said.phase, said.announced, after.announced) == ("ready", False, True)
 
 
 async def test_it_waits_for_replicas_and_says_for_which(stage: Stage) -> None:
