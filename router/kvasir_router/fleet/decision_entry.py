@@ -1,15 +1,17 @@
 """One decision as it is kept: its arrays, trimmed to the best places, and what they become on request.
 
-Few of many decisions are ever looked up, so a decision is converted to a record only then.
+Few of many decisions are ever looked up, so a decision is converted to a record only then. Once its request
+has ended, it is kept as bytes (kvasir.ports.views.packed).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from kvasir.core.locality import LinkClass
@@ -60,75 +62,37 @@ class Decided(NamedTuple):
     policy: str = ""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class DecisionEntry:
-    """One decision. The rows of its tables are places in `targets`. For the same places, `about` has the pool
-    and the KV state, `facts` a row for each of _FACTS, `rates` a row for each of _RATES, and `tiers` a column
-    for each of _TIERS. `regret` and `better`, the places that would have cost less, are set by judging.
+    """One decision. The rows of its tables are places in `targets`; `omitted` rows of the policy's were left
+    out. For the same places, `about` has the pool and the KV state, `facts` a row for each of _FACTS, `rates`
+    a row for each of _RATES, and `tiers` a column for each of _TIERS. `output_tokens` are those
+    expected of each choice. `regret` and `better`, the places that would have cost less, are set by judging.
 
     The figures are kept as bytes: made and freed with each request, an array takes eight times as long."""
 
-    __slots__ = (
-        "_figures",
-        "about",
-        "attempt",
-        "better",
-        "choices",
-        "decided",
-        "judged",
-        "omitted",
-        "output_tokens",
-        "plan",
-        "prompt_tokens",
-        "regret",
-        "slo",
-        "summary",
-        "tables",
-        "targets",
-    )
-
-    def __init__(
-        self,
-        request: RequestView,
-        candidates: Candidates,
-        plan: Plan,
-        *,
-        decided: Decided,
-        attempt: int,
-        about: About,
-    ) -> None:
-        # The request itself is not kept: its block hashes are as long as its prompt.
-        self.prompt_tokens: int = request.prompt_tokens
-        self.output_tokens: int = request.output_tokens
-        self.choices: int = request.choices
-        self.slo: SloClass = request.slo
-        self.decided = decided
-        self.attempt = attempt
-        self.summary: RequestSummary | None = None
-        self.judged = False
-        self.regret: Regret | None = None
-        self.better: tuple[str, ...] = ()
-        self.plan = plan
-        self.tables = tables = plan.tables or _unscored(candidates, plan)
-        self.targets = candidates.targets
-        self.omitted = 0
-        self._figures = b"".join(_FIGURES_OF(candidates))
-        if len(candidates) > PLACES:
-            # The kept arrays must not grow with the fleet.
-            self.omitted = sum([max(0, len(table.rows) - PLACES) for table in tables])
-            tables = tuple([_trimmed(table, candidates, plan) for table in tables])
-            rows = np.concatenate([table.rows for table in tables])
-            kept = self.facts[:, rows], self.rates[:, rows], self.tiers[rows]
-            self._figures = b"".join([each.tobytes() for each in kept])
-            self.targets = tuple([candidates.targets[row] for row in rows.tolist()])
-            self.tables = _renumbered(tables)
-            self.plan = replace(plan, tables=())
-        self.about = about(self.targets)
+    prompt_tokens: int
+    output_tokens: int
+    choices: int
+    slo: SloClass
+    decided: Decided
+    attempt: int
+    plan: Plan
+    tables: tuple[TermTable, ...]
+    figures: bytes
+    targets: tuple[RoutingTarget, ...]
+    about: tuple[tuple[str, str], ...]
+    omitted: int
+    summary: RequestSummary | None = None
+    judged: bool = False
+    regret: Regret | None = None
+    better: tuple[str, ...] = ()
 
     @property
     def facts(self) -> IntColumn:
         """_FACTS x places."""
         places = len(self.targets)
-        facts = np.frombuffer(self._figures, dtype=np.int64, count=len(_FACTS) * places)
+        facts = np.frombuffer(self.figures, dtype=np.int64, count=len(_FACTS) * places)
         return facts.reshape(len(_FACTS), places)
 
     @property
@@ -136,18 +100,58 @@ class DecisionEntry:
         """_RATES x places."""
         places = len(self.targets)
         before = len(_FACTS) * places * _FIGURE_BYTES
-        rates = np.frombuffer(self._figures, np.float64, len(_RATES) * places, before)
+        rates = np.frombuffer(self.figures, np.float64, len(_RATES) * places, before)
         return rates.reshape(len(_RATES), places)
 
     @property
     def tiers(self) -> IntColumn:
         """Places x _TIERS."""
         before = (len(_FACTS) + len(_RATES)) * len(self.targets) * _FIGURE_BYTES
-        return np.frombuffer(self._figures, np.int64, -1, before).reshape(-1, len(_TIERS))
+        return np.frombuffer(self.figures, np.int64, -1, before).reshape(-1, len(_TIERS))
 
     def streams(self, place: int) -> int:
         """Return the sequences that decoded at a place."""
         return int(self.facts.item(_STREAMS, place))
+
+
+def entry_of(
+    request: RequestView,
+    candidates: Candidates,
+    plan: Plan,
+    *,
+    decided: Decided,
+    attempt: int,
+    about: About,
+) -> DecisionEntry:
+    """Return what is kept of a decision. The request itself is not: its block hashes are as long as its
+    prompt."""
+    tables, targets = plan.tables or _unscored(candidates, plan), candidates.targets
+    omitted = 0
+    if len(targets) <= PLACES:
+        figures = b"".join(_FIGURES_OF(candidates))
+    else:
+        # The kept arrays must not grow with the fleet.
+        omitted = sum([max(0, len(table.rows) - PLACES) for table in tables])
+        tables = tuple([_trimmed(table, candidates, plan) for table in tables])
+        rows = np.concatenate([table.rows for table in tables])
+        figures = b"".join([each.take(rows, 0).tobytes() for each in _FIGURES_OF(candidates)])
+        targets = tuple([targets[row] for row in rows.tolist()])
+        tables = _renumbered(tables)
+        plan = replace(plan, tables=())
+    return DecisionEntry(
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        choices=request.choices,
+        slo=request.slo,
+        decided=decided,
+        attempt=attempt,
+        plan=plan,
+        tables=tables,
+        figures=figures,
+        targets=targets,
+        about=about(targets),
+        omitted=omitted,
+    )
 
 
 def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:
@@ -195,6 +199,118 @@ def _renumbered(tables: tuple[TermTable, ...]) -> tuple[TermTable, ...]:
             for table, end in zip(tables, ends, strict=True)
         ]
     )
+
+
+def packable(entry: DecisionEntry) -> tuple[object, ...]:
+    """Return what is packed of an ended request's decision, as _PackedDecision. Its places are packed apart,
+    because most decisions share them."""
+    plan, slo, decided, summary = entry.plan, entry.slo, entry.decided, entry.summary
+    return (
+        entry.prompt_tokens,
+        entry.output_tokens,
+        entry.choices,
+        None if summary is not None and slo is summary.slo else slo,
+        decided,
+        entry.attempt,
+        plan.prefill,
+        plan.decode,
+        plan.reason,
+        plan.predicted_cached_tokens,
+        plan.predicted_ttft_s,
+        plan.predicted_tier_tokens,
+        entry.figures,
+        entry.omitted,
+        [_packable(table) for table in entry.tables],
+    )
+
+
+def _packable(table: TermTable) -> tuple[object, ...]:
+    values, links = table.values, table.links
+    by_column = values.flags.f_contiguous
+    return (
+        table.part,
+        table.unit,
+        table.names,
+        table.rows.tobytes(),
+        values.tobytes("F" if by_column else "C"),
+        by_column,
+        None if links is None else links.tobytes(),
+    )
+
+
+class _PackedTable(NamedTuple):
+    """A TermTable. `by_column`: its values are in the order of columns, as sums over them depend on it."""
+
+    part: str
+    unit: str
+    names: tuple[str, ...]
+    rows: bytes
+    values: bytes
+    by_column: bool
+    links: bytes | None
+
+    def table(self) -> TermTable:
+        rows = np.frombuffer(self.rows, np.int64)
+        shape = len(rows), len(self.names)
+        values = np.frombuffer(self.values).reshape(shape, order="F" if self.by_column else "C")
+        links = None if self.links is None else np.frombuffer(self.links, np.uint8)
+        return TermTable(self.part, self.unit, rows, self.names, values, links)
+
+
+class _PackedDecision(NamedTuple):
+    """A decision without its places and its outcome. `slo` is None if it is that of the outcome."""
+
+    prompt_tokens: int
+    output_tokens: int
+    choices: int
+    slo: SloClass | None
+    decided: Decided
+    attempt: int
+    prefill: RoutingTarget | None
+    decode: RoutingTarget
+    reason: str
+    cached_tokens: int
+    ttft_s: float
+    tier_tokens: tuple[int, ...]
+    figures: bytes
+    omitted: int
+    tables: tuple[_PackedTable, ...]
+
+
+_DECISIONS = msgspec.msgpack.Decoder(_PackedDecision)
+_PLACES = msgspec.msgpack.Decoder(tuple[tuple[RoutingTarget, ...], tuple[tuple[str, str], ...]])
+
+
+def unpacked(decision: msgspec.Raw, places: bytes, summary: RequestSummary) -> DecisionEntry:
+    """Return the decision of an ended request, whose packed `places` are its targets and what is said about
+    them."""
+    found = _DECISIONS.decode(decision)
+    targets, about = _PLACES.decode(places)
+    plan = Plan(
+        found.prefill,
+        found.decode,
+        found.reason,
+        found.cached_tokens,
+        found.ttft_s,
+        predicted_tier_tokens=found.tier_tokens,
+    )
+    tables = tuple([each.table() for each in found.tables])
+    entry = DecisionEntry(
+        prompt_tokens=found.prompt_tokens,
+        output_tokens=found.output_tokens,
+        choices=found.choices,
+        slo=found.slo or summary.slo,
+        decided=found.decided,
+        attempt=found.attempt,
+        plan=plan,
+        tables=tables,
+        figures=found.figures,
+        targets=targets,
+        about=about,
+        omitted=found.omitted,
+    )
+    entry.summary = summary
+    return entry
 
 
 def record_of(request_id: str, policy: str, entry: DecisionEntry) -> DecisionRecord:

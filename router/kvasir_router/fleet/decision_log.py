@@ -5,12 +5,20 @@ Decisions of requests in flight are always kept, and of ended ones as many as th
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 from kvasir.ports.router import DecisionRecord, EndedRequests, RegretView, RequestSummary
-from kvasir.ports.routing import Candidates, Plan, RequestView
-from kvasir_router.fleet.decision_entry import About, Decided, DecisionEntry, record_of
+from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
+from kvasir.ports.views.packed import packed
+from kvasir_router.fleet.decision_entry import (
+    About,
+    Decided,
+    DecisionEntry,
+    entry_of,
+    packable,
+    record_of,
+    unpacked,
+)
 from kvasir_router.fleet.judgement import JudgementBudget, RegretTotals, kept_regret
 
 __all__ = ["About", "Decided", "DecisionLog"]
@@ -39,16 +47,19 @@ class DecisionLog:
         self._policy = policy
         self._on_decision = on_decision
         self._live: dict[str, DecisionEntry] = {}
-        self._ended: OrderedDict[str, DecisionEntry] = OrderedDict()
         self._unsorted: list[tuple[DecisionEntry, RequestSummary]] = []
         self._totals = RegretTotals()
         self._budget = JudgementBudget()
         self.stopwatch = stopwatch
+        # With each of them, its decision, which shares its packed places.
         self._latest = EndedRequests(capacity)
+        self._targets: tuple[RoutingTarget, ...] = ()
+        self._about: tuple[tuple[str, str], ...] = ()
+        self._places = b""
 
     def __len__(self) -> int:
         self._sort()
-        return len(self._live) + len(self._ended)
+        return len(self._live) + len(self._latest)
 
     def decided(
         self,
@@ -65,7 +76,7 @@ class DecisionLog:
             return
         before = self._live.get(request.request_id)
         attempt = 1 if before is None else before.attempt + 1
-        self._live[request.request_id] = DecisionEntry(
+        self._live[request.request_id] = entry_of(
             request, candidates, plan, decided=decided, attempt=attempt, about=about
         )
 
@@ -94,21 +105,32 @@ class DecisionLog:
     def explain(self, request_id: str) -> DecisionRecord | None:
         """Return the record of a request in flight or recently ended; None for another."""
         self._sort()
-        entry = self._live.get(request_id) or self._ended.get(request_id)
+        entry = self._live.get(request_id) or self._ended(request_id)
         if entry is None:
             return None
         kept_regret(entry)
         return record_of(request_id, self._policy, entry)
 
+    def _ended(self, request_id: str) -> DecisionEntry | None:
+        latest = self._latest
+        row = latest.find(request_id)
+        return None if row is None else unpacked(*latest.beside(row), latest[row])
+
     def _sort(self) -> None:
         """Judge the decisions that have ended since the last call, and keep the newest."""
         unsorted, self._unsorted = self._unsorted, []
-        ended, latest = self._ended, self._latest
         for entry, summary in unsorted:
             if self._budget.take(summary.finished_s) and (found := kept_regret(entry)) is not None:
                 self._totals.add(found)
-            ended.pop(summary.request_id, None)
-            ended[summary.request_id] = entry
-            if len(ended) > self._capacity:
-                ended.popitem(last=False)
-            latest.add(summary)
+        self._latest.add(
+            [summary for _, summary in unsorted],
+            [packable(entry) for entry, _ in unsorted],
+            [self._packed_places(entry) for entry, _ in unsorted],
+        )
+
+    def _packed_places(self, entry: DecisionEntry) -> bytes:
+        """Return the places of a decision; of decisions among the same places, the same bytes."""
+        if entry.targets is not self._targets or entry.about is not self._about:
+            self._targets, self._about = entry.targets, entry.about
+            self._places = packed((entry.targets, entry.about))
+        return self._places

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import msgspec
 
 from kvasir.core.errors import RequestError
-from kvasir.ports.router import DecisionRecord, RouterPort
+from kvasir.ports.router import DecisionRecord, RequestSummary, RouterPort
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Decisions, ModelRegret, RegretPage
 from kvasir_platform.gateway.openai.schema.operation import RequestTimeline
@@ -60,20 +60,18 @@ class DecisionPages:
         return [record for record in explained if record is not None]
 
     def _timelines(self, names: Sequence[str]) -> list[RequestTimeline]:
-        asked, found = frozenset(names), []
-        ended = {
-            each.request_id: each
-            for of_model in self._router.ended()
-            for each in of_model
-            if each.request_id in asked
-        }
+        found = []
         for name in names:
             if (view := self._router.running_request(name)) is not None:
                 found.append(timeline_of(view.so_far, view.phase, view.prompt_tokens, view.output_tokens))
-            elif (summary := ended.get(name)) is not None:
+            elif (summary := self._ended(name)) is not None:
                 usage = summary.usage
                 found.append(timeline_of(summary, None, usage.prompt_tokens, usage.output_tokens))
         return found
+
+    def _ended(self, name: str) -> RequestSummary | None:
+        rows = ((of_model, of_model.find(name)) for of_model in self._router.ended())
+        return next((of_model[row] for of_model, row in rows if row is not None), None)
 
     def _unknown(self, asked: str) -> str:
         if not self._names.capacity:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.ports.router import EndedRequests, RequestSummary
-from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.missed_slo import SloMiss, slo_miss
 from kvasir_platform.gateway.openai.schema.operation import StatusProblem
 
@@ -55,22 +54,26 @@ def problems_of_requests(ended: Sequence[EndedRequests], now: float) -> Iterator
     the clock of their times."""
     for of_model in ended:
         recent = now - of_model.column("finished_s") <= _RECENT_S
-        newest = np.flatnonzero(recent)[-_MOST:].tolist()
+        newest = np.flatnonzero(recent)[-_MOST:]
         if len(newest) >= _LEAST:
-            judged = [of_model[row] for row in newest]
-            model = judged[-1].model
-            yield from _misses(model, judged)
+            model = of_model[newest.item(-1)].model
+            yield from _misses(model, of_model, newest)
             yield from _cold(model, of_model, recent)
-            yield from _cross_role(model, judged)
+            yield from _cross_role(model, of_model, newest)
 
 
-def _misses(model: str, recent: Sequence[RequestSummary]) -> Iterator[StatusProblem]:
-    judged = [each for each in recent if each.slo_met is not None]
-    found = [(each, miss) for each in judged if (miss := slo_miss(each)) is not None]
+def _misses(model: str, ended: EndedRequests, newest: NDArray[np.intp]) -> Iterator[StatusProblem]:
+    met = ended.column("slo_met")[newest]
+    judged, rows = np.count_nonzero(~np.isnan(met)), newest[met == 0.0].tolist()
+    if not rows or len(rows) < _SHARE * judged:
+        # Without unpacking hundreds of requests every second of a deployment that is well.
+        return
+    recent = [ended[row] for row in newest.tolist()]
+    found = [(each, miss) for each in recent if (miss := slo_miss(each)) is not None]
     for promise in ("success", "ttft", "itl"):
         missed = [each for each in found if each[1].promise == promise]
-        if missed and len(missed) >= _SHARE * len(judged):
-            share = f"{len(missed):,} of the last {len(judged):,} requests to {model}"
+        if missed and len(missed) >= _SHARE * judged:
+            share = f"{len(missed):,} of the last {judged:,} requests to {model}"
             yield (
                 _failing(model, share, missed)
                 if promise == "success"
@@ -132,11 +135,11 @@ def _hit_rate(prompt_tokens: NDArray[np.float64], cached_tokens: NDArray[np.floa
     return float(cached_tokens.sum()) / prompt if prompt else 0.0
 
 
-def _cross_role(model: str, recent: Sequence[RequestSummary]) -> Iterator[StatusProblem]:
-    count = sum(each.reason == CROSS_ROLE for each in recent)
-    if count >= _SHARE * len(recent):
+def _cross_role(model: str, ended: EndedRequests, newest: NDArray[np.intp]) -> Iterator[StatusProblem]:
+    count = np.count_nonzero(ended.column("cross_role")[newest])
+    if count >= _SHARE * len(newest):
         text = (
-            f"{count:,} of the last {len(recent):,} requests to {model} ran whole on one worker, because "
+            f"{count:,} of the last {len(newest):,} requests to {model} ran whole on one worker, because "
             "none of the right role served"
         )
         remedy = "see which pool has no worker, and why: `kvasir get workers`"

@@ -22,8 +22,9 @@ from kvasir.ports.routing import (
     RoutingTarget,
     TermTable,
 )
-from kvasir_router.fleet.decision_entry import PLACES, Decided
+from kvasir_router.fleet.decision_entry import PLACES, Decided, entry_of, record_of
 from kvasir_router.fleet.decision_log import DecisionLog
+from kvasir_router.fleet.judgement import kept_regret
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
 DECIDED = Decided(arrival_s=9.5, now_s=10.0, took_s=20e-6)
@@ -260,6 +261,48 @@ def test_the_summaries_of_the_requests_that_ended_last_are_listed_in_their_order
         log.ended(summary(name))
     log.ended(summary("never placed"))
     assert [each.request_id for each in log.latest] == ["a", "c"]
+
+
+LINKED = replace(
+    APART,
+    tables=(
+        APART.tables[0],
+        replace(APART.tables[1], links=np.array([1, 2], np.uint8)),
+        # In the order of columns, and with so many terms that the order changes their sums.
+        TermTable(
+            "whole", "s", np.arange(4), tuple("abcdefghijkl"), np.random.default_rng(0).random((12, 4)).T
+        ),
+    ),
+)
+MANY = Plan(
+    None, RoutingTarget("w50"), "x", tables=(table("whole", list(range(100)), [i / 7 for i in range(100)]),)
+)
+UNSCORED = Plan(RoutingTarget("w1"), RoutingTarget("w2"), "größe 🙂", 2**40, predicted_tier_tokens=(1, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("plan", "places"),
+    [(APART, 4), (LINKED, 4), (MANY, 100), (UNSCORED, 4)],
+    ids=["apart", "linked", "many", "unscored"],
+)
+@pytest.mark.parametrize("slo", [SLO, SloClass("other ß", 0.5, 1e-9)], ids=["same", "other"])
+def test_the_record_of_an_ended_request_is_that_of_its_decision(
+    log: DecisionLog, plan: Plan, places: int, slo: SloClass
+) -> None:
+    about = exact([RoutingTarget("")] * (places - 1))
+
+    def states(targets: Sequence[RoutingTarget]) -> tuple[tuple[str, str], ...]:
+        return (("größe", "predicted"), *about)[: len(targets)]
+
+    asked, found, decided = replace(view(), slo=slo), candidates(places), DECIDED._replace(policy="named")
+    entry = entry_of(asked, found, plan, decided=decided, attempt=1, about=states)
+    entry.summary = replace(summary(), routed_s=DECIDED.now_s)
+    kept_regret(entry)
+    log.decided(asked, found, plan, decided, states)
+    log.ended(entry.summary)
+    decide(log, APART, request_id="next")
+    log.ended(summary("next"))
+    assert log.explain("r") == record_of("r", "cost", entry)
 
 
 def test_records_have_the_states_of_workers_as_they_were_at_their_decisions(log: DecisionLog) -> None:

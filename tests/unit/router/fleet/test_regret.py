@@ -16,7 +16,7 @@ from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostPolicy, CostWeights, Disaggregation, make_policy
 from kvasir_router.decide.regret import CAUSES, Regret
-from kvasir_router.fleet.decision_entry import Decided, DecisionEntry
+from kvasir_router.fleet.decision_entry import Decided, DecisionEntry, entry_of
 from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.judgement import JUDGED_PER_S, JudgementBudget, RegretTotals, judge, places_of
 
@@ -42,7 +42,7 @@ def exact(targets: Sequence[RoutingTarget]) -> tuple[tuple[str, str], ...]:
 
 def decided(view: RequestView, candidates: Candidates, plan: Plan) -> DecisionEntry:
     at = Decided(arrival_s=0.0, now_s=1.0, took_s=0.0)
-    return DecisionEntry(view, candidates, plan, decided=at, attempt=1, about=exact)
+    return entry_of(view, candidates, plan, decided=at, attempt=1, about=exact)
 
 
 def chosen_terms(entry: DecisionEntry) -> dict[str, float]:

@@ -1,0 +1,108 @@
+"""The newest of many rows of values, kept as bytes.
+
+Thousands of rows are kept, and few of them are ever read. As objects, each would have dozens of allocations
+that have left the processor's caches by the time they are freed, and a full collection of Python's garbage
+collector would visit them all, for milliseconds. So the rows that are added together become one block of
+bytes, and a row becomes objects when it is read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=np.generic.item)
+_NAMED = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_Ring = TypeVar("_Ring", list[bytes], "array[int]", "array[float]")
+
+
+def packed(value: object) -> bytes:
+    """Return a value as MessagePack: None, numbers, text, bytes, and sequences and dataclasses of such. An
+    integer has at most 64 bits."""
+    return _ENCODER.encode(value)
+
+
+class PackedRows:
+    """At most `capacity` rows, from the earliest to the latest; further ones replace the earliest. A row has
+    a name, a value that is packed, a figure for each of so many `columns`, and bytes that it may share with
+    other rows. The numbers of rows are valid until some are added."""
+
+    __slots__ = ("_begins", "_blocks", "_capacity", "_columns", "_ends", "_hashes", "_next", "_shared")
+
+    def __init__(self, capacity: int, columns: int = 0) -> None:
+        self._capacity = capacity
+        # Rings of equal length, with an item for each row. Bytes are not tracked by the garbage collector.
+        self._blocks: list[bytes] = []
+        self._shared: list[bytes] = []
+        self._begins, self._ends, self._hashes = array("Q"), array("Q"), array("q")
+        self._columns = [array("d") for _ in range(columns)]
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def add(
+        self,
+        names: Sequence[str],
+        values: Sequence[object],
+        *,
+        shared: Sequence[bytes] | None = None,
+        figures: Sequence[Sequence[float]] = (),
+    ) -> None:
+        """Add rows, the latest last. `figures` has those of all rows for each column."""
+        count = min(len(names), self._capacity)
+        if not count:
+            return
+        texts = list(map(_ENCODER.encode, zip(names[-count:], values[-count:], strict=True)))
+        ends = array("Q", accumulate(map(len, texts), initial=0))
+        self._write(self._blocks, [b"".join(texts)] * count)
+        self._write(self._shared, [b""] * count if shared is None else list(shared[-count:]))
+        self._write(self._begins, ends[:-1])
+        self._write(self._ends, ends[1:])
+        self._write(self._hashes, array("q", map(hash, names[-count:])))
+        for column, added in zip(self._columns, figures, strict=True):
+            self._write(column, array("d", added[-count:]))
+        self._next = (self._next + count) % self._capacity
+
+    def _write(self, ring: _Ring, items: _Ring) -> None:
+        """Write the items of new rows from the next place on, and from the first one after the last."""
+        fit = min(len(items), self._capacity - self._next)
+        ring[self._next : self._next + fit] = items[:fit]
+        ring[: len(items) - fit] = items[fit:]
+
+    def value(self, row: int) -> msgspec.Raw:
+        """Return the packed value of a row."""
+        return self._row(self._place(row))[1]
+
+    def shared(self, row: int) -> bytes:
+        """Return the bytes that a row shares with others, b"" if it has none."""
+        return self._shared[self._place(row)]
+
+    def column(self, number: int) -> NDArray[np.float64]:
+        """Return a copy of one figure of all rows, in their order."""
+        figures, oldest = np.array(self._columns[number]), self._oldest
+        return np.concatenate((figures[oldest:], figures[:oldest]))
+
+    def find(self, name: str) -> int | None:
+        """Return the latest row with that name, None if there is none. Takes microseconds for thousands of
+        rows: they are found by their hashes, as an index by name costs more than few searches save."""
+        (places,) = np.nonzero(np.array(self._hashes) == hash(name))
+        rows = sorted(((places - self._oldest) % max(1, len(self))).tolist(), reverse=True)
+        return next((row for row in rows if self._row(self._place(row))[0] == name), None)
+
+    @property
+    def _oldest(self) -> int:
+        return self._next if len(self) == self._capacity else 0
+
+    def _place(self, row: int) -> int:
+        return (self._oldest + row) % len(self)
+
+    def _row(self, place: int) -> tuple[str, msgspec.Raw]:
+        text = memoryview(self._blocks[place])[self._begins[place] : self._ends[place]]
+        return _NAMED.decode(text)
