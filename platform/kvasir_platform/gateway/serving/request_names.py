@@ -5,10 +5,13 @@ A client may send one id twice, and a call with several prompts is several reque
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import msgspec
+
+from kvasir.ports.views.packed import PackedRows
 
 _TOGETHER = 32
 """Calls that are added at once, while code and data are in the processor's caches."""
+_NAMES = msgspec.msgpack.Decoder(tuple[str, ...])
 
 
 class RequestNames:
@@ -16,7 +19,7 @@ class RequestNames:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._names: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        self._kept = PackedRows(capacity)
         self._newest: list[tuple[str, tuple[str, ...]]] = []
 
     def note(self, client_id: str, names: tuple[str, ...]) -> None:
@@ -30,12 +33,9 @@ class RequestNames:
     def find(self, client_id: str) -> tuple[str, ...]:
         """Return the router's ids; for an unknown id, the id itself, which may be one of the router's."""
         self._add()
-        return self._names.get(client_id, (client_id,))
+        row = self._kept.find(client_id)
+        return (client_id,) if row is None else _NAMES.decode(self._kept.value(row))
 
     def _add(self) -> None:
         newest, self._newest = self._newest, []
-        for client_id, names in newest:
-            self._names[client_id] = names
-            self._names.move_to_end(client_id)
-            if len(self._names) > self.capacity:
-                self._names.popitem(last=False)
+        self._kept.add([client_id for client_id, _ in newest], [names for _, names in newest])
