@@ -62,7 +62,7 @@ class Decided(NamedTuple):
     policy: str = ""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class DecisionEntry:
     """One decision. The rows of its tables are places in `targets`; `omitted` rows of the policy's were left
     out. For the same places, `about` has the pool and the KV state, `facts` a row for each of _FACTS, `rates`
@@ -139,18 +139,18 @@ def entry_of(
         tables = _renumbered(tables)
         plan = replace(plan, tables=())
     return DecisionEntry(
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=request.output_tokens,
-        choices=request.choices,
-        slo=request.slo,
-        decided=decided,
-        attempt=attempt,
-        plan=plan,
-        tables=tables,
-        figures=figures,
-        targets=targets,
-        about=about(targets),
-        omitted=omitted,
+        request.prompt_tokens,
+        request.output_tokens,
+        request.choices,
+        request.slo,
+        decided,
+        attempt,
+        plan,
+        tables,
+        figures,
+        targets,
+        about(targets),
+        omitted,
     )
 
 

@@ -38,9 +38,9 @@ class JudgementBudget:
 
     def take(self, now: float) -> bool:
         """Return whether a decision that ended at `now` seconds may be judged."""
-        earned = max(0.0, now - self._now) * JUDGED_PER_S
-        self._left = min(JUDGED_PER_S, self._left + earned)
-        self._now = max(self._now, now)
+        if now > self._now:
+            self._left = min(JUDGED_PER_S, self._left + (now - self._now) * JUDGED_PER_S)
+            self._now = now
         if self._left < 1.0:
             return False
         self._left -= 1.0
