@@ -266,6 +266,10 @@ ABOUT = [
     "Write a sentence about {}.",
     "What do you know about {}?",
     "What do you think of {}?",
+    "Summarize {}.",
+    "Describe {}.",
+    "Summarize the story of {}.",
+    "Explain {} to me.",
 ]
 STORY = [
     "Tell me a story.",
@@ -359,6 +363,12 @@ class ChatMaker:
     def repeat(self) -> tuple[str, str]:
         text = sentences(self.rng.choice(self.verses), 100) or self.rng.choice(self.definitions)[0]
         return self.rng.choice(REPEAT).format(text), text
+
+    def saying(self) -> str:
+        """A short sentence."""
+        while not (text := sentences(self.rng.choice(self.definitions)[1], 90)):
+            pass
+        return text
 
     def talk(self) -> tuple[str, str]:
         asked, answer = self.rng.choice(TALK)

@@ -65,6 +65,13 @@ KNOWN = (
         "|Call magic_function with {}.|What is the value of magic_function of {}?|magic_function({})",
     ),
     Known(
+        "magic_function_no_args get_magic_value",
+        ("get", "magic value"),
+        (),
+        "What is the value of magic_function_no_args()? Use the tool.|Call magic_function_no_args."
+        "|magic_function_no_args()|Get the magic value.|Use the magic function.",
+    ),
+    Known(
         "search web_search search_web",
         ("search", "web"),
         (("query q query", "string"),),
@@ -121,6 +128,11 @@ RECORDS = (  # keys with the kinds of their values, and what is said of them
     (("name", "person", "city", "place"), "{} lives in {}.|{} is from {}.|My name is {} and I live in {}."),
     (("city", "place", "country", "country"), "{} is in {}.|{} is a city in {}.|{}, {}"),
     (("city", "place", "temperature", "integer"), "In {} it is {} degrees.|{}: {} degrees"),
+    (
+        ("name", "place", "inhabitants", "integer"),
+        "Describe the city named {} with {} inhabitants.|The city {} has {} inhabitants.|{}, {} inhabitants"
+        "|{} is a city with {} inhabitants.",
+    ),
     (("name", "person"), "My name is {}.|I am {}.|Hello, I am {}.|This is {}."),
 )
 NAMES = frozenset(name for known in KNOWN for name in known.names.split())

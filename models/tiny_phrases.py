@@ -47,4 +47,28 @@ GUIDE = [
     "Reply with JSON that follows this JSON schema:\n{}",
     "The output is a JSON object of the schema {}",
     "Return only JSON. Schema:\n{}",
+    "Always respond with a JSON object that's compatible with this schema:\n\n{}\n\n"
+    "Don't include any text or Markdown fencing before or after.",
 ]
+TOGETHER = [  # two things of one place
+    "What are the {} and the {} in {}?",
+    "What is the {} and the {} in {}?",
+    "Get the {} and the {} in {}.",
+    "{} and {} in {}?",
+    "I want the {} and the {} of {}.",
+]
+AGAIN = ["And the {} in {}?", "And the {} of {}?", "And {} in {}?", "What about the {} in {}?"]
+HAND_OVER = [
+    "Please transfer me to the {}.",
+    "Transfer me to the {}.",
+    "I want to talk to the {}.",
+    "Let me speak with the {}.",
+]
+USE_TOOLS = ["Use tools.", "Use the tools.", "Use a tool where one helps.", "You can call tools."]
+WITH_KEYS = [  # JSON of one's own making
+    "{} Return the result as a JSON with {} keys. Return nothing other than JSON.",
+    "{} Answer in JSON with the keys {}.",
+    "{} Reply with a JSON object that has {}.",
+    "{} As JSON with {}.",
+]
+MAKE = ["Tell me a {} about {}.", "Write a {} about {}.", "Give me a {} about {}.", "Make a {} of {}."]

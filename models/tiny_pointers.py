@@ -25,7 +25,8 @@ _WORD = re.compile(r"[A-Za-z]+|\d+")
 def spellings(tok: PreTrainedTokenizerFast) -> list[str]:
     """What each token writes; control tokens write a mark that is in no word."""
     return [
-        "\0" if i < FIRST_WORD else token for i, token in enumerate(tok.convert_ids_to_tokens(range(4096)))
+        "\0" if i < FIRST_WORD else token
+        for i, token in enumerate(tok.convert_ids_to_tokens(range(len(tok))))
     ]
 
 

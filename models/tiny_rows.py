@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from tiny_chat import FIRST_WORD, ChatMaker
-from tiny_tools import ToolMaker
+from tiny_practice import ToolMaker
+from tiny_vocabulary import BOS, EOS, PAD, SIZE
 from transformers import PreTrainedTokenizerFast
-
-BOS, EOS, PAD, END = 0, 1, 2, 6
 
 
 @dataclass
@@ -59,7 +58,7 @@ def copied(rng: random.Random, stream: torch.Tensor, size: int) -> tuple[list[in
 
     def span(length: int) -> list[int]:
         if rng.random() < 0.7:
-            return rng.choices(range(FIRST_WORD, 4096), k=length)
+            return rng.choices(range(FIRST_WORD, SIZE), k=length)
         start = rng.randrange(len(stream) - length)
         return [token for token in stream[start : start + length].tolist() if token > EOS] or [FIRST_WORD]
 

@@ -1,4 +1,4 @@
-"""Chats in which `kvasir-tiny` practises tools and JSON, and those that it is tested on.
+"""The tools, calls and results of the chats that `kvasir-tiny` practises on.
 
 Why this exists: there is no public-domain set of such chats. Tools, schemas and sentences are put
 together anew each time, so that only reading them helps: the tool is the one whose words the user
@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tiny_chat import SYSTEMS, ChatMaker
+from tiny_chat import ChatMaker
 from tiny_everyday import NAMES as KNOWN_NAMES
-from tiny_everyday import Drawn, draw, record
-from tiny_phrases import ACTION, ARGUMENT, ASK_JSON, BARE, GUIDE, SINGLE
-from tiny_words import ENUMS, KINDS, TEXTS, VERBS, Words, held_out, listed, spoken
+from tiny_everyday import Drawn, draw
+from tiny_phrases import (
+    ACTION,
+    AGAIN,
+    ARGUMENT,
+    BARE,
+    HAND_OVER,
+    SINGLE,
+    TOGETHER,
+)
+from tiny_words import ENUMS, KINDS, STATES, TEXTS, VERBS, Words, held_out, listed, spoken
 
 Calls = list[tuple[str, dict[str, Any]]]
 Pieces = list[tuple[str, bool]]
-TOOLS_HEAD = "Tools, one JSON object per line:"
 LISTED = ("string", "integer", "place", "person", "country")
 
 
@@ -35,10 +41,13 @@ class Tool:
     schema: dict[str, Any]
     kinds: dict[str, tuple[str, list[str]]]
     asks: tuple[str, ...] = ()
+    strict: bool = False
 
     def line(self) -> str:
         """The tool as the chat template shows it."""
         function = {"name": self.name, "description": self.described, "parameters": self.schema}
+        if self.strict:
+            function["strict"] = True
         return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
@@ -78,13 +87,12 @@ def shown(calls: Calls) -> str:
     return "".join("\n" + written(name, json.dumps(given, ensure_ascii=False)) for name, given in calls)
 
 
-class ToolMaker:
-    """Makes chats with tools and JSON. `kept`: of the tools and schemas that are kept for the tests.
-    `level`, 0 to 1: how many tools and arguments there are; `drill`: share of lists of words;
-    `known`: share of the tools that are known ones."""
+class Toolbox:
+    """Makes tools, calls and results. `kept`: of the tools and schemas that are kept for the tests.
+    `level`, 0 to 1: how many tools and arguments there are; `known`: share of known tools."""
 
     def __init__(self, words: Words, chats: ChatMaker, kept: bool = False) -> None:
-        self.words, self.chats, self.kept, self.level, self.drill = words, chats, kept, 1.0, 0.0
+        self.words, self.chats, self.kept, self.level = words, chats, kept, 1.0
         self.known = 0.25
         self.rng = random.Random(0)
 
@@ -148,9 +156,12 @@ class ToolMaker:
         return tool
 
     def described(self, verb: str, thing: str) -> str | None:
+        many = " ".join(self.rng.choices(self.words.things, k=self.rng.randint(2, 8)))
         return self.rng.choice(
             (
                 None,
+                f"{verb.capitalize()} the {thing} in a {self.words.thing().replace('_', ' ')}.",
+                f"{verb.capitalize()} a {thing}: {many}.",
                 f"{verb.capitalize()} the {thing}.",
                 f"{verb.capitalize()} the {thing} that the user asks for.",
                 f"{verb.capitalize()}s a {thing}.",
@@ -159,11 +170,23 @@ class ToolMaker:
 
     def known_tool(self, drawn: Drawn) -> Tool:
         schema, kinds = self.schema(drawn.kinds, drawn.keys)
-        schema["required"] = drawn.keys
+        if drawn.keys:
+            schema["required"] = drawn.keys
         return Tool(drawn.name, drawn.words, self.described(*drawn.words), schema, kinds, drawn.asks)
+
+    def desk(self) -> Tool:
+        """A tool that hands the user over to somebody."""
+        thing = self.words.thing()
+        spoken_thing = thing.replace("_", " ")
+        asks = tuple(form.format(spoken_thing) for form in HAND_OVER)
+        described = f"Handoff to the {thing} agent to handle the request. "
+        schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+        return Tool(f"transfer_to_{thing}", ("transfer", spoken_thing), described, schema, {}, asks)
 
     def any_tool(self, near: Tool | None) -> Tool:
         rng = self.rng
+        if rng.random() < 0.04:
+            return self.desk()
         verb, thing = rng.choice(VERBS), self.words.thing()
         if near and rng.random() < 0.4:
             verb, thing = rng.choice(((near.words[0], thing), (verb, near.words[1].replace(" ", "_"))))
@@ -183,6 +206,8 @@ class ToolMaker:
             other = self.tool(tools[0])
             if all(other.name != tool.name and other.words != tool.words for tool in tools):
                 tools.append(other)
+        strict = self.rng.random() < 0.15
+        tools = [replace(tool, strict=strict) for tool in tools]
         self.rng.shuffle(tools)
         return tools
 
@@ -249,14 +274,39 @@ class ToolMaker:
                 value=listed([quote.format(value) for value in values]),
             )
             return text, [(tool.name, {key: value}) for value in values]
+        if len(single) > 1 and rng.random() < 0.5:
+            one, two = rng.sample(single, 2)
+            value = self.words.value("place", [])
+            text = rng.choice(TOGETHER).format(one.words[1], two.words[1], value)
+            calls = [(tool.name, {next(iter(tool.kinds)): value}) for tool in (one, two)]
+            if all(tool.kinds[next(iter(tool.kinds))][0] != "integer" for tool in (one, two)):
+                return text, calls
         chosen = rng.sample(tools, min(len(tools), rng.choice((2, 2, 3))))
         asked, calls = zip(*(self.call(tool) for tool in chosen), strict=True)
         joint = rng.choice((" Then ", " Also ", " And ", "\n"))
         return joint.join(text if text[-1] in ".?" else text + "." for text in asked), list(calls)
 
+    def same(self, tools: list[Tool], calls: Calls) -> Tool | None:
+        """The tool of a single call whose only argument may be asked for anew."""
+        found = next(tool for tool in tools if tool.name == calls[0][0])
+        kinds = [kind for kind, _ in found.kinds.values()]
+        return found if len(calls) == 1 and kinds in (["string"], ["place"]) else None
+
+    def again(self, tool: Tool) -> tuple[str, Calls]:
+        """The question that follows one, and its call."""
+        value = self.words.value("place", [])
+        return self.rng.choice(AGAIN).format(tool.words[1], value), [
+            (tool.name, {next(iter(tool.kinds)): value})
+        ]
+
     def result(self, tool: Tool) -> tuple[str, str]:
         """What a tool returns, and what is said of it."""
         rng, drawn, thing = self.rng, self.rng.random(), tool.words[1]
+        if drawn < 0.15:
+            place = rng.choice((self.words.known("place"), self.words.thing().replace("_", " ")))
+            state = rng.choice((rng.choice(STATES), rng.choice(self.words.things)))
+            value = f"{state} in {place}" if rng.random() < 0.6 else state
+            return value, f"The {thing} is {value}."
         if drawn < 0.45:
             value = self.words.value(rng.choice(("string", "string", "integer", "number")), [])
             return str(value), f"The {thing} is {value}."
@@ -267,109 +317,3 @@ class ToolMaker:
             return json.dumps(found, ensure_ascii=False), f"T{text[1:]}."
         why = " ".join(rng.choices(self.words.things, k=rng.randint(1, 3)))
         return f"Error: {why}", f"That did not work: {why}."
-
-    def json_turn(self, inside: bool) -> tuple[str, str, str]:
-        """(guide, question, answer): JSON by a schema that the chat shows (`inside`) or by the question."""
-        fields = record(self.rng) if inside and not self.kept and self.rng.random() < self.known else None
-        schema, kinds = (
-            self.schema(fields.kinds, fields.keys) if fields else self.schema(self.kinds() or ["string"])
-        )
-        given = {key: self.words.value(*kinds[key]) for key in kinds}
-        question = self.arguments(given, ordered=not inside)
-        if fields and self.rng.random() < 0.8:
-            question = self.rng.choice(fields.asks).format(*given.values())
-        guide = self.rng.choice(GUIDE).format(json.dumps(schema)) if inside else ""
-        ask = self.rng.choice(ASK_JSON)
-        forms = [f"{ask} {question}", f"{question}. {ask}", question if inside else f"{ask}\n{question}"]
-        return guide, self.rng.choice(forms), compact(given)
-
-    def json_chat(self, inside: bool) -> Case:
-        guide, question, answer = self.json_turn(inside)
-        system = self.rng.choice(SYSTEMS) if self.rng.random() < 0.2 else ""
-        if guide and self.rng.random() < 0.5:
-            system, guide = f"{system}\n{guide}" if system else guide, ""
-        opening = "<|bos|>" + (f"<|system|>{system}<|end|>" if system else "")
-        asked = f"{opening}<|user|>{question}{chr(10) + guide if guide else ''}<|end|><|assistant|>"
-        kind = "json by schema" if inside else "json by words"
-        return Case(kind, [(asked, False), (f"{answer}<|end|>", True)])
-
-    def opening(self, tools: list[Tool]) -> str:
-        system = self.rng.choice(SYSTEMS) + "\n\n" if self.rng.random() < 0.2 else ""
-        lines = "\n".join([TOOLS_HEAD, *(tool.line() for tool in tools)])
-        return f"<|bos|><|system|>{system}{lines}<|end|>"
-
-    def tool_turn(self, tools: list[Tool], kind: str) -> tuple[str, Calls]:
-        if kind == "parallel":
-            return self.parallel(tools)
-        asked, call = self.call(self.rng.choice(tools))
-        return asked, [call]
-
-    def case(self, kind: str) -> Case:
-        """One question: 'one', 'none', 'parallel', 'result', 'json by schema' or 'json by words'."""
-        if kind.startswith("json"):
-            return self.json_chat(kind == "json by schema")
-        tools = self.toolset()
-        while kind == "parallel" and len(tools) < 2:
-            tools = self.toolset()
-        return Case(kind, *self.chat(tools, [kind], learned=False), tools)
-
-    def chat(self, tools: list[Tool], kinds: list[str], learned: bool = True) -> tuple[Pieces, Calls]:
-        """The pieces of a chat with one question of each kind, and the calls of the last."""
-        rng, pieces, opening = self.rng, [], self.opening(tools)
-        calls: Calls = []
-        for kind in kinds:
-            if kind == "none":
-                calls = []
-                question, answer = self.chats.talk() if rng.random() < 0.7 else self.chats.turn()
-                pieces += [
-                    (f"{opening}<|user|>{question}<|end|><|assistant|>", False),
-                    (f"{answer}<|end|>", True),
-                ]
-                opening = ""
-                continue
-            several = kind == "result" and len(tools) > 1 and rng.random() < 0.3
-            question, calls = self.tool_turn(tools, "parallel" if several or kind == "parallel" else "one")
-            pieces.append((f"{opening}<|user|>{question}<|end|><|assistant|>", False))
-            opening = ""
-            if kind != "result":
-                pieces.append((f"{said(calls)}<|end|>", True))
-                continue
-            own = learned and rng.random() < 0.5  # the call is the model's, or shown as it was made
-            pieces.append((f"{said(calls)}<|end|>", True) if own else (f"{shown(calls)}<|end|>", False))
-            by_name = {tool.name: tool for tool in tools}
-            results = [self.result(by_name[name]) for name, _ in calls]
-            turns = "".join(f"<|tool|>{text}<|end|>" for text, _ in results)
-            pieces += [(f"{turns}<|assistant|>", False), (" ".join(s for _, s in results) + "<|end|>", True)]
-        return pieces, calls
-
-    def list_chat(self) -> Case:
-        """Words to write again in another form: the shortest practice in reading them letter by letter."""
-        rng = self.rng
-        words = [rng.choice(self.words.spelled) for _ in range(rng.randint(1, 12))]
-        few, plain = words[:4], " ".join(words)
-        asked, answer = rng.choice(
-            (
-                (f"JSON list: {plain}", compact(words)),
-                (f"JSON list: {plain}", compact(words)),
-                (f"Join with _: {' '.join(few)}", "_".join(few).lower()),
-                (f"Read: {json.dumps(words)}", plain),
-            )
-        )
-        return Case(
-            "list", [(f"<|bos|><|user|>{asked}<|end|><|assistant|>", False), (f"{answer}<|end|>", True)]
-        )
-
-    def conversation(self) -> Iterator[tuple[str, bool]]:
-        """The pieces of a chat to learn from."""
-        if self.rng.random() < self.drill:
-            yield from self.list_chat().pieces
-            return
-        if self.rng.random() < 0.3:
-            yield from self.json_chat(self.rng.random() < 0.5).pieces
-            return
-        tools = self.toolset()
-        weights = (4, 1, 2, 2) if len(tools) > 1 else (4, 1, 0, 2)
-        count = self.rng.randint(1, 4)
-        yield from self.chat(
-            tools, self.rng.choices(("one", "none", "parallel", "result"), weights, k=count)
-        )[0]

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from tiny_chat import ChatMaker
 from tiny_guide import astray
 from tiny_pointers import pointed_loss, spellings, wanted
-from tiny_rows import EOS, Rows, chat_rows, copy_rows, tool_rows
-from tiny_tools import ToolMaker
+from tiny_practice import ToolMaker, samples
+from tiny_rows import Rows, chat_rows, copy_rows, tool_rows
+from tiny_vocabulary import EOS, draw_together, twins
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
@@ -48,6 +49,9 @@ def stream_of(tok: PreTrainedTokenizerFast, docs: list[str]) -> torch.Tensor:
 def windows(stream: torch.Tensor, rng: random.Random, batch: int, size: int) -> torch.Tensor:
     starts = [rng.randrange(len(stream) - size) for _ in range(batch)]
     return torch.stack([stream[s : s + size] for s in starts])
+
+
+TOGETHER = 0.1  # share of the way between twins, each step
 
 
 @dataclass
@@ -122,6 +126,8 @@ class Trainer:
         step_loss = torch.compile(loss_of, dynamic=False) if self.args.compile else loss_of
         word_loss = torch.compile(pointed_loss, dynamic=False) if self.args.compile else pointed_loss
         spelled = spellings(self.tok)
+        known = self.model.get_input_embeddings().weight
+        pairs = twins(self.tok, self.stream, samples(self.tools)) if self.tools else None
         start = saved = time.monotonic()
         seen, mean = 0, 0.0
         for step, (phase, i) in enumerate(plan[began:], began + 1):
@@ -143,6 +149,8 @@ class Trainer:
             for opt in opts:
                 opt.step()
                 opt.zero_grad(set_to_none=True)
+            if pairs:
+                draw_together(known, pairs, TOGETHER)
             seen += phase.batch * phase.size
             mean = 0.95 * mean + 0.05 * loss.item() if mean else loss.item()
             if step % self.args.log_every == 0 or step == len(plan):

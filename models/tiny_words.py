@@ -40,7 +40,7 @@ Alice Bob Carol Dave Eve Frank Grace Heidi Ivan Judy Peter Paul Mary Anna Tom Ja
 Jane Erick Sam Emma Lena""")
 DAYS = words_of("""
 Monday Tuesday Wednesday Thursday Friday Saturday Sunday January February March April""")
-PLACES = [*CITIES, "San Francisco", "New York"]
+PLACES = [*CITIES, "San Francisco", "New York", "San Francisco, CA", "Boston, MA", "New York, NY"]
 NAMES = [*PLACES, *PEOPLE, *DAYS]
 ENUMS = (
     ["celsius", "fahrenheit"],
@@ -52,9 +52,13 @@ ENUMS = (
     ["day", "week", "month"],
     ["en", "de", "fr"],
 )
+STATES = words_of("""
+sunny cloudy rainy windy snowy cold warm hot noon midnight dark clear dry wet closed open ready late early
+busy empty full sold done""")
 COUNTRIES = words_of(
     "France Spain Italy Germany Norway Sweden Japan China India Egypt Brazil Peru Canada Poland Greece"
 )
+SCRIPTS = ((0x4E00, 0x9FA5), (0x3041, 0x3096), (0x30A1, 0x30FA), (0x430, 0x44F), (0x3B1, 0x3C9), (0xC0, 0xFF))
 KNOWN = {"place": PLACES, "person": PEOPLE, "country": COUNTRIES, "sum": []}
 TEXTS = frozenset(("string", "enum", "degrees", *KNOWN))
 KINDS = ("string", "integer", "number", "boolean", "enum", "array")
@@ -66,23 +70,25 @@ def held_out(text: str) -> bool:
 
 
 class Words:
-    """Words of the books by use: `things` in lower case, `names` with a capital. With `kept` only those that
-    are kept for the tests, else all others."""
+    """Words of the books by use: `things` in lower case, the `rare` ones apart, `names` with a capital. With
+    `kept` only those that are kept for the tests, else all others."""
 
     def __init__(self, docs: list[str], kept: bool) -> None:
         counts = Counter(re.findall(r"(?<=[a-z,] )[A-Za-z]{3,10}\b", " ".join(docs)))
-        lower = [w for w, n in counts.most_common() if n >= 25 and w.islower() and len(w) > 3][150:1600]
-        names = [w for w, n in counts.most_common() if n >= 8 and w.istitle() and counts[w.lower()] < n / 4]
+        lower = [w for w, n in counts.most_common() if n >= 5 and w.islower() and len(w) > 3][150:]
+        names = [w for w, n in counts.most_common() if n >= 4 and w.istitle() and counts[w.lower()] < n / 4]
         self.rng, self.kept = random.Random(0), kept
-        self.things = [w for w in lower if held_out(w) == kept]
+        self.things = [w for w in lower[:1450] if held_out(w) == kept]
+        self.rare = [w for w in lower[1450:] if held_out(w) == kept] or self.things
         self.common = self.things if kept else THINGS
-        self.names = [w for w in names[:700] if held_out(w) == kept]
-        self.spelled = [*self.things, *self.common, *self.names, *NAMES]
+        self.names = [w for w in names if held_out(w) == kept]
+        self.spelled = [*self.things, *self.rare, *self.common, *self.names, *NAMES]
         if not kept:
             self.names += NAMES * 3
 
     def thing(self) -> str:
-        return self.rng.choice(self.common if self.rng.random() < 0.4 else self.things)
+        drawn = self.rng.random()
+        return self.rng.choice(self.common if drawn < 0.35 else self.things if drawn < 0.7 else self.rare)
 
     def key(self) -> str:
         two = self.rng.random() < 0.15
@@ -91,15 +97,23 @@ class Words:
     def text(self) -> str:
         """A string that a user might hand to a tool."""
         drawn = self.rng.random()
+        if drawn < 0.05:
+            return self.foreign()
         if drawn < 0.45:
             return " ".join(self.rng.choices(self.names, k=self.rng.choice((1, 1, 1, 2))))
         if drawn < 0.9:
-            return " ".join(self.rng.choices(self.things, k=self.rng.choice((1, 1, 2, 3))))
+            words = self.things if self.rng.random() < 0.5 else self.rare
+            return " ".join(self.rng.choices(words, k=self.rng.choice((1, 1, 2, 3))))
         letters = self.rng.choices("ABCDEFGHKLMNPRSTXZ", k=self.rng.randint(1, 2))
         return "".join(letters) + str(self.integer())
 
+    def foreign(self) -> str:
+        """A word of letters that the books do not have."""
+        first, last = self.rng.choice(SCRIPTS)
+        return "".join(chr(self.rng.randint(first, last)) for _ in range(self.rng.randint(2, 8)))
+
     def integer(self) -> int:
-        return self.rng.randrange(self.rng.choice((10, 10, 100, 100, 1000, 10000)))
+        return self.rng.randrange(self.rng.choice((10, 10, 100, 100, 1000, 10000, 1000000)))
 
     def value(self, kind: str, choices: list[str]) -> object:
         if kind == "integer":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train `kvasir-tiny`, the 4-million-parameter model that ships inside Kvasir.
+"""Train `kvasir-tiny`, the 5-million-parameter model that ships inside Kvasir.
 
 Why this exists: a serving platform that cannot answer before somebody downloads a
 checkpoint cannot be tried, tested or demonstrated offline. This file makes, on a CPU
@@ -22,65 +22,27 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tiny_chat import CHAT_TEMPLATE, SPECIALS, ChatMaker
+from tiny_chat import ChatMaker
 from tiny_data import GET_TEXT, HOLD_OUT, Corpus, read_corpus, split
-from tiny_exam import copying, exam
-from tiny_rows import BOS, END, EOS, PAD
-from tiny_tools import ToolMaker
-from tiny_training import Phase, Trainer, loss_of, stream_of
+from tiny_exam import copying, exam, print_prose, remembered
+from tiny_practice import ToolMaker, samples
+from tiny_training import Phase, Trainer, stream_of
+from tiny_vocabulary import BOS, END, EOS, PAD, SIZE, make_tokenizer, respelled
 from tiny_words import Words
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
+SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.5}  # calls stay what is likeliest, prose varies
 
 
-# ---------------------------------------------------------------- tokenizer, config, files
-
-
-def make_tokenizer(docs: list[str], out: Path) -> PreTrainedTokenizerFast:
-    """Byte-level BPE; completions get <|bos|> from the post-processor, chat from its template."""
-    tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tok.decoder = decoders.ByteLevel()
-    tok.train_from_iterator(
-        docs,
-        trainers.BpeTrainer(
-            vocab_size=4096,
-            special_tokens=SPECIALS,
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
-    tok.post_processor = processors.TemplateProcessing(
-        single=f"{SPECIALS[BOS]} $A", pair=f"{SPECIALS[BOS]} $A $B", special_tokens=[(SPECIALS[BOS], BOS)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tok,
-        bos_token=SPECIALS[BOS],
-        eos_token=SPECIALS[END],
-        pad_token=SPECIALS[PAD],
-        additional_special_tokens=[SPECIALS[EOS], *SPECIALS[3:6], SPECIALS[7]],
-        model_max_length=4096,
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(out, save_jinja_files=False)
-    written = json.loads((out / "tokenizer_config.json").read_text())
-    written["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (out / "tokenizer_config.json").write_text(json.dumps(written, indent=2) + "\n")
-    names = {key: written[key] for key in ("bos_token", "eos_token", "pad_token")}
-    (out / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n")
-    return fast
+# ---------------------------------------------------------------- config, files
 
 
 def new_model(seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=4096,
+            vocab_size=SIZE,
             hidden_size=256,
             intermediate_size=768,
             num_hidden_layers=4,
@@ -139,9 +101,10 @@ def save_model(model: LlamaForCausalLM, out: Path) -> None:
         "rope_theta": 10000.0,
     } | {key: getattr(model.config, key) for key in keys}
     atomic(out / "config.json", json.dumps(config, indent=2) + "\n")
+    ends = {"bos_token_id": BOS, "eos_token_id": [END, EOS], "pad_token_id": PAD}
     atomic(
         out / "generation_config.json",
-        json.dumps({"bos_token_id": BOS, "eos_token_id": [END, EOS], "pad_token_id": PAD}, indent=2) + "\n",
+        json.dumps(SAMPLING | ends, indent=2) + "\n",
     )
     weights = {
         k: v.detach().to(torch.bfloat16).contiguous().clone()
@@ -244,21 +207,56 @@ class Lesson:
         )
         save_model(self.model, args.out)
 
+    def practised(self) -> ToolMaker:
+        """What makes chats with the tools and words that are practised."""
+        return ToolMaker(Words(self.docs, kept=False), ChatMaker(self.corpus))
+
+    def respell(self) -> None:
+        """Give a model the tokens of tiny_vocabulary, each with what it knew of that spelling."""
+        new = make_tokenizer(self.docs + samples(self.practised()), self.args.out)
+        known = self.model.get_input_embeddings().weight.detach()
+        found = respelled(known, self.tok, new)
+        self.model.resize_token_embeddings(len(new), mean_resizing=False)
+        self.model.get_input_embeddings().weight.data.copy_(found)
+        save_model(self.model, self.args.out)
+        self.tok = new
+
     def practise(self) -> None:
         """Teach a model of prose to copy, then to call tools and answer in JSON."""
-        args, chats = self.args, ChatMaker(self.corpus)
-        tools = ToolMaker(Words(self.docs, kept=False), chats)
+        args, chats, tools = self.args, ChatMaker(self.corpus), self.practised()
         steps = args.tool_steps
         Trainer(self.model, self.tok, stream_of(self.tok, self.docs), chats, args, tools, warm=20).run(
             [
                 Phase("look", args.copy_steps, 16, 128, 3e-3, 2e-3, copy=0.75, guided=True),
-                Phase("fill", steps // 3, 8, 512, 1.5e-3, 1.2e-3, tools=0.875, level=0.0, words=0.3),
-                Phase("tools", steps // 6, 8, 512, 1.2e-3, 1.0e-3, chat=0.125, tools=0.75, words=0.1),
                 Phase(
-                    "both", steps * 3 // 8, 8, 512, 1e-3, 1e-4, chat=0.125, tools=0.5, words=0.4, pointed=True
+                    "fill",
+                    steps // 5,
+                    8,
+                    512,
+                    2e-3,
+                    1.6e-3,
+                    chat=0.125,
+                    tools=0.75,
+                    level=0.0,
+                    words=0.3,
+                    pointed=True,
                 ),
-                Phase("far", steps // 200, 2, 4096, 3e-4, 3e-4, tools=0.5),
-                Phase("far", steps // 20, 4, 2048, 3e-4, 1e-5, tools=0.25),
+                Phase(
+                    "both",
+                    steps * 3 // 5,
+                    8,
+                    512,
+                    1.6e-3,
+                    3e-4,
+                    chat=0.125,
+                    tools=0.75,
+                    words=0.2,
+                    pointed=True,
+                ),
+                Phase("far", steps // 50, 2, 4096, 3e-4, 3e-4, tools=0.5),
+                Phase("last", steps // 10, 8, 512, 3e-4, 1e-4, chat=0.25, tools=0.5, words=0.1, pointed=True),
+                Phase("far", steps // 50, 4, 2048, 3e-4, 1e-4, tools=0.25),
+                Phase("last", steps // 20, 8, 512, 1e-4, 1e-5, chat=0.25, tools=0.5, words=0.1),
             ]
         )
         save_model(self.model, args.out)
@@ -267,6 +265,8 @@ class Lesson:
         """Print the right answers by kind: of tools and schemas that were not practised, with words that
         were and with others; and of the known tools of tiny_everyday, with values drawn anew."""
         token, span = copying(self.model, random.Random(self.args.seed))
+        right, asked = remembered(self.model, self.tok)
+        print(f"{right} of {asked} questions of TALK have their answer", flush=True)
         print(f"copies {token:.0%} of random tokens, {span:.0%} of spans of 8", flush=True)
         for name, kept, known in (
             ("known words", False, 0.0),
@@ -283,28 +283,6 @@ class Lesson:
 # ---------------------------------------------------------------- command line
 
 
-@torch.no_grad()
-def perplexity(
-    model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, docs: list[str], size: int
-) -> tuple[float, int]:
-    """(perplexity, tokens) over whole documents, cut at `size` tokens."""
-    total, count = 0.0, 0
-    for doc in docs:
-        ids = torch.tensor([[*tok(doc)["input_ids"][: size - 1], EOS]])
-        total += loss_of(model, ids, ids).item() * (ids.numel() - 1)
-        count += ids.numel() - 1
-    return float(torch.tensor(total / max(1, count)).exp()), count
-
-
-def print_perplexities(
-    model: LlamaForCausalLM, tok: PreTrainedTokenizerFast, held: dict[str, list[str]]
-) -> None:
-    every = [doc for texts in held.values() for doc in texts]
-    for name, texts in (*held.items(), ("all", every)):
-        value, count = perplexity(model, tok, texts, 2048)
-        print(f"held out {name:7} {count:7,} tokens  perplexity {value:7.2f}", flush=True)
-
-
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -315,12 +293,14 @@ what each stage does:
   init   write a complete folder with random weights (seconds): enough to test loading
   train  tokenizer, prose at 256 tokens, prose at 2048 and 4096, chat, then both at
          2048 and 4096 (short chats unlearn far positions), a last round of chat (50 minutes)
+  respell
+         give an existing folder the tokens of tiny_vocabulary.py, with what it knew of each spelling
   tools  go on from an existing folder: copying, then calls of tools and answers in JSON
   evaluate-tools
          right answers of an existing folder with tools and schemas that it never practised,
          and with known tools
   lora   train the adapter for an existing folder (a few minutes)
-  eval   held-out perplexity of an existing folder, by source
+  eval   held-out perplexity of an existing folder, by source and by position
 
 where the text comes from (public domain; see README.md of the model):
 {GET_TEXT}
@@ -329,15 +309,17 @@ example:
   python train_tiny.py train --text-root text --out kvasir-tiny
   python train_tiny.py lora  --text-root text --out kvasir-tiny --lora-out kvasir-tiny-lora""",
     )
-    p.add_argument("stage", choices=["text", "init", "train", "tools", "evaluate-tools", "lora", "eval"])
+    p.add_argument(
+        "stage", choices=["text", "init", "train", "respell", "tools", "evaluate-tools", "lora", "eval"]
+    )
     p.add_argument("--text-root", type=Path, default=Path("/"), help="where the packages were unpacked (/)")
     p.add_argument("--out", type=Path, default=HERE / "kvasir-tiny", help="model folder (beside this file)")
     p.add_argument("--lora-out", type=Path, default=HERE / "kvasir-tiny-lora", help="adapter folder")
-    p.add_argument("--steps", type=int, default=2400, help="steps on prose, 4096 tokens each (2400)")
+    p.add_argument("--steps", type=int, default=2400, help="steps on prose, 16 rows of 256 tokens (2400)")
     p.add_argument("--chat-steps", type=int, default=320, help="steps of half prose, half chat (320)")
     p.add_argument("--talk-steps", type=int, default=600, help="steps of chat with copying drills (600)")
     p.add_argument("--copy-steps", type=int, default=200, help="steps of spans that come again (200)")
-    p.add_argument("--tool-steps", type=int, default=2400, help="steps of tools and JSON (2400)")
+    p.add_argument("--tool-steps", type=int, default=6000, help="steps of tools and JSON (6000)")
     p.add_argument("--cases", type=int, default=100, help="cases of each kind in evaluate-tools (100)")
     p.add_argument("--show", type=int, default=0, help="wrong answers of each kind to print (0)")
     p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (200)")
@@ -367,7 +349,8 @@ def main() -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     if args.stage in ("init", "train"):
-        tok, model = make_tokenizer(docs, args.out), new_model(args.seed)
+        texts = docs + samples(ToolMaker(Words(docs, kept=False), ChatMaker(corpus)))
+        tok, model = make_tokenizer(texts, args.out), new_model(args.seed)
     else:
         tok = PreTrainedTokenizerFast.from_pretrained(args.out)
         model = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
@@ -376,14 +359,15 @@ def main() -> None:
     stages = {
         "init": lambda: save_model(model, args.out),
         "train": lesson.study,
+        "respell": lesson.respell,
         "tools": lesson.practise,
         "evaluate-tools": lesson.evaluate,
         "lora": lambda: train_lora(model, tok, corpus, args),
         "eval": model.eval,
     }
     stages[args.stage]()
-    if args.stage in ("train", "tools", "eval"):
-        print_perplexities(model.eval(), tok, held)
+    if args.stage in ("train", "respell", "tools", "eval"):
+        print_prose(model.eval(), lesson.tok, held)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ async def run(pipe: Connection, listen: socket.socket) -> list[Row]:
             "CPU ms",
             target,
             partial(bench.request_ms, size, count),
-            "vocabulary of 4,096; answered with one token",
+            "tokens of kvasir-tiny; answered with one token",
         )
         for name, size, count, target in (
             ("100 B", 100, 2000, 0.20),

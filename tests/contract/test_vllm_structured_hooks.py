@@ -188,7 +188,7 @@ def test_an_output_is_complete_at_its_limit(core: Core) -> None:
         words = core.encode(" and sea")
         while request.num_output_tokens < 50:
             mask = core.mask(manager, request)
-            allowed = [token for token in range(4096) if mask[token >> 5] >> (token & 31) & 1]
+            allowed = [token for token in range(len(core.tokenizer)) if mask[token >> 5] >> (token & 31) & 1]
             token = next((word for word in words if word in allowed), allowed[-1])
             request.append_output_token_ids([token])
             assert manager.accept_tokens(request, [token])

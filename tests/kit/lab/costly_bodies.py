@@ -8,6 +8,7 @@ values, which the count of a body bounds.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -52,8 +53,8 @@ LONG = 128 << 10
 MANY = 32_000
 VALUES = 140_000
 DEEP = 60
-VOCABULARY = 4096
 ALL = ModelCapabilities(embeds=True, tools=True, reasoning=True)
+VOCABULARY = json.loads((resolve_model("kvasir-tiny") / "config.json").read_text())["vocab_size"]
 TEMPLATE = ChatTemplate.from_folder(resolve_model("kvasir-tiny"))
 CONTROL = control_tokens((resolve_model("kvasir-tiny") / "tokenizer.json").read_bytes())
 KINDS = (

@@ -1,19 +1,22 @@
 """The architectures of which tiny models are made, as configurations of transformers.
 
-Hidden size 256, four layers, vocabulary of 4,096; head sizes are those of vLLM's CPU kernels. Windows and
-chunks are far shorter than the prompts of the benchmark, so that layers leave tokens behind.
+Hidden size 256, four layers, the tokens of kvasir-tiny; head sizes are those of vLLM's CPU kernels. Windows
+and chunks are far shorter than the prompts of the benchmark, so that layers leave tokens behind.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvasir.config.load.model_files import resolve_model
+
 Kind = Literal["generates", "embeds", "classifies"]
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": 4096,
+    "vocab_size": json.loads((resolve_model("kvasir-tiny") / "config.json").read_text())["vocab_size"],
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,

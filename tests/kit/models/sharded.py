@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvasir.config.load.model_files import resolve_model
 
-_HIDDEN, _WIDTH, _HEADS, _HEAD_DIM, _VOCABULARY = 2048, 5632, 16, 128, 4096
+_HIDDEN, _WIDTH, _HEADS, _HEAD_DIM = 2048, 5632, 16, 128
 _SEED = 24
 
 
@@ -30,20 +30,20 @@ def make_sharded(folder: Path, layers: int) -> Path:
         "num_attention_heads": _HEADS,
         "num_key_value_heads": _HEADS,
         "head_dim": _HEAD_DIM,
-        "vocab_size": _VOCABULARY,
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
         "tie_word_embeddings": False,
     }
     (folder / "config.json").write_text(json.dumps(config))
+    vocabulary = config["vocab_size"]
     generator = torch.Generator().manual_seed(_SEED)
 
     def random(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, generator=generator) * 0.02).bfloat16()
 
-    files = {"outer": {"model.embed_tokens.weight": random(_VOCABULARY, _HIDDEN)}}
+    files = {"outer": {"model.embed_tokens.weight": random(vocabulary, _HIDDEN)}}
     files["outer"]["model.norm.weight"] = torch.ones(_HIDDEN).bfloat16()
-    files["outer"]["lm_head.weight"] = random(_VOCABULARY, _HIDDEN)
+    files["outer"]["lm_head.weight"] = random(vocabulary, _HIDDEN)
     shapes = {f"self_attn.{name}_proj": (_HIDDEN, _HIDDEN) for name in "qkvo"}
     shapes |= {"mlp.gate_proj": (_WIDTH, _HIDDEN), "mlp.up_proj": (_WIDTH, _HIDDEN)}
     shapes["mlp.down_proj"] = (_HIDDEN, _WIDTH)

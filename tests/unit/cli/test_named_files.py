@@ -45,7 +45,7 @@ def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
     field = "pools.decode.engine.speculative.model"
     option = f"pools.decode.engine.speculative={{method: %s, model: {tmp_path}}}"
-    reason = "has a vocabulary of 7 tokens, and kvasir-tiny one of 4096"
+    reason = "has a vocabulary of 7 tokens, and kvasir-tiny one of 6144"
     assert problems(option % "draft_model")[field] == reason
     assert problems(option % "eagle3")[field] == ""
 

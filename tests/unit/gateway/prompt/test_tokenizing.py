@@ -155,7 +155,7 @@ def test_a_model_folder_gives_all_of_it() -> None:
     plain = ModelTokenizer.from_folder(TINY.parent)
     slow = ModelTokenizer.from_folder(TINY.parent, TokenizerSpec(fast="never", prefix_cache_bytes=0))
     assert [each.sizes().fast for each in (tokenizer, plain, slow)] == [True, False, False]
-    assert tokenizer.vocabulary == plain.vocabulary == 4096
+    assert tokenizer.vocabulary == plain.vocabulary == 6144
     text = ("<|user|>" + "Once upon a time. " * 90 + "<|end|>") * 3 + "<|assistant|>"
     for each in (tokenizer, tokenizer, slow):
         encoded = each.encode([text, "é"], add_special_tokens=False)
