@@ -89,6 +89,23 @@ class ToolMaker(Toolbox):
         opening = f"<|bos|><|user|>{asked}<|end|><|assistant|>"
         return Case("json bound", [(opening, False), *self.bound_pieces(given)])
 
+    def forced(self) -> Case:
+        """A call that a grammar forces: of a named tool its arguments, or a list of calls of any. Only what
+        is left to the model is learned."""
+        tools = self.toolset()
+        several = len(tools) > 1 and self.rng.random() < 0.3
+        asked, calls = self.tool_turn(tools, "parallel" if several else "one")
+        pieces = [(f"{self.opening(tools)}<|user|>{asked}<|end|><|assistant|>", False)]
+        if len(calls) == 1 and self.rng.random() < 0.3:
+            text = compact(calls[0][1])
+            start = '{"' if calls[0][1] else "{"
+            return Case("forced", [*pieces, (start, False), (text.removeprefix(start) + "<|end|>", True)])
+        for number, (name, given) in enumerate(calls, 1):
+            pieces.append((('[{"name":"' if number == 1 else '{"name":"'), False))
+            pieces += [(f'{name}","', True), ('parameters":', False)]
+            pieces.append((compact(given) + ("}," if number < len(calls) else "}]<|end|>"), True))
+        return Case("forced", pieces)
+
     def opening(self, tools: list[Tool]) -> str:
         system = self.rng.choice((*SYSTEMS, *USE_TOOLS)) + "\n\n" if self.rng.random() < 0.35 else ""
         lines = "\n".join([TOOLS_HEAD, *(tool.line() for tool in tools)])
@@ -189,10 +206,13 @@ class ToolMaker(Toolbox):
             yield from self.json_chat(self.rng.random() < 0.5).pieces
             return
         if drawn < 0.36:
-            yield from (self.bound_json() if drawn < 0.32 else self.made_json(drawn < 0.34)).pieces
+            yield from (self.bound_json() if drawn < 0.32 else self.made_json(drawn < 0.33)).pieces
             return
-        if drawn < 0.40:
+        if drawn < 0.39:
             yield from self.toolless()
+            return
+        if drawn < 0.45:
+            yield from self.forced().pieces
             return
         tools = self.toolset()
         weights = (4, 1, 2, 2) if len(tools) > 1 else (4, 1, 0, 2)

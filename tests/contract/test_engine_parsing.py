@@ -35,7 +35,7 @@ REQUIRED = OutputParsing(tools=TOOLS, tool_choice="required", parallel_tool_call
 NAMED = OutputParsing(tools=TOOLS, tool_choice="function", function="hill")
 PLAIN = OutputParsing()
 # kvasir-tiny would fill JSON with white space for ever.
-NO_SPACE = tuple((token, -100.0) for token in (205, 206, 209, 228, 1049))
+NO_SPACE = tuple((token, -100.0) for token in (205, 206, 209, 228, 714))
 GREEDY = Sampling(temperature=0.0, max_tokens=200, logit_bias=NO_SPACE)
 
 

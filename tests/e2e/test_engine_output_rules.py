@@ -66,7 +66,7 @@ TIDES = {
 TOOLS = json.dumps([WEATHER, TIDES])
 THINK_NOT = '{"enable_thinking": false}'
 # Space, newline, tab, and runs of them: where JSON allows any, this model writes nothing else.
-WHITE = tuple((token, -100.0) for token in (205, 206, 209, 228, 1049))
+WHITE = tuple((token, -100.0) for token in (205, 206, 209, 228, 714))
 TAG = json.dumps(
     {
         "type": "structural_tag",

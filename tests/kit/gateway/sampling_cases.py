@@ -9,14 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-PSALM = [0, 1056, 337, 611, 290, 737]
-"""And it came to pass"""
-HELLO = [0, 4, 47, 704, 86, 6, 5]
+from tokenizers import Tokenizer
+
+from kvasir.config.load.model_files import resolve_model
+
+_TOKENIZER = Tokenizer.from_file(str(resolve_model("kvasir-tiny") / "tokenizer.json"))
+
+
+def _ids(text: str) -> list[int]:
+    return list(_TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+PSALM = _ids("<|bos|>And it came to pass")
+HELLO = _ids("<|bos|><|user|>Hello<|end|><|assistant|>")
 """A chat that begins with Hello, whose answer ends before the token limit."""
-KING, ISRAEL, END = 587, 617, 6
+(KING,), (ISRAEL,), (END,) = _ids(" king"), _ids(" Israel"), _ids("<|end|>")
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
-DRAWN: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24, "seed": 3}
+# The model's generation_config.json has a top_p, which vLLM's Python class does not read.
+DRAWN: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24, "seed": 3}
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,6 @@ CASES = (
     Case("frequency_penalty", {"frequency_penalty": 2.0}),
     Case("repetition_penalty", {"repetition_penalty": 1.8}),
     Case("logit_bias", {"logit_bias": {str(KING): -100, "100": 1.5}}),
-    Case("allowed_token_ids", {"allowed_token_ids": [KING, ISRAEL, 19, 267, 278, END]}),
+    Case("allowed_token_ids", {"allowed_token_ids": [KING, ISRAEL, *_ids(", the of"), END]}),
     Case("bad_words", {"bad_words": ["king", "Israel"]}),
 )
