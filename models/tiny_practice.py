@@ -14,7 +14,7 @@ from typing import Any
 from tiny_chat import SPECIALS, SYSTEMS
 from tiny_everyday import record
 from tiny_phrases import ASK_JSON, GUIDE, MAKE, USE_TOOLS, WITH_KEYS
-from tiny_tools import Calls, Case, Pieces, Tool, Toolbox, compact, said, shown
+from tiny_tools import Calls, Case, Pieces, Tool, Toolbox, compact, said, shown, spaced
 from tiny_words import listed
 
 TOOLS_HEAD = "Tools, one JSON object per line:"
@@ -38,7 +38,7 @@ class ToolMaker(Toolbox):
         guide = self.rng.choice(GUIDE).format(json.dumps(schema)) if inside else ""
         ask = self.rng.choice(ASK_JSON)
         forms = [f"{ask} {question}", f"{question}. {ask}", question if inside else f"{ask}\n{question}"]
-        return guide, self.rng.choice(forms), compact(given)
+        return guide, self.rng.choice(forms), self.rng.choice((compact, compact, spaced))(given)
 
     def json_chat(self, inside: bool) -> Case:
         guide, question, answer = self.json_turn(inside)
@@ -65,7 +65,7 @@ class ToolMaker(Toolbox):
         pieces = [(f"<|bos|><|user|>{asked}<|end|><|assistant|>", False)]
         given = {key: self.chats.saying() for key in keys}
         if not bound:
-            return Case("json made", [*pieces, (compact(given) + "<|end|>", True)])
+            return Case("json made", [*pieces, (rng.choice((compact, spaced))(given) + "<|end|>", True)])
         return Case("json made", pieces + self.bound_pieces(given))
 
     def bound_pieces(self, given: dict[str, Any]) -> Pieces:
@@ -211,7 +211,7 @@ class ToolMaker(Toolbox):
         if drawn < 0.39:
             yield from self.toolless()
             return
-        if drawn < 0.45:
+        if drawn < 0.47:
             yield from self.forced().pieces
             return
         tools = self.toolset()

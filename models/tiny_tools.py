@@ -73,6 +73,11 @@ def compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+def spaced(value: object) -> str:
+    """JSON as the grammar of an object without a schema has it: with a space after each comma."""
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ":"))
+
+
 def written(name: str, given: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>'
 

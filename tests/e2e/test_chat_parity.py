@@ -134,7 +134,7 @@ def test_the_edge_renders_chats_as_vllms_server_does(folder: Path, template: str
             config, tokenizer, conversation, tools=tools, tokenize=False, **kwargs
         )
         whole = {"model": "m", **body}
-        (prompt,) = chat_call(decode_chat(json.dumps(whole).encode()), ours, 4096, capabilities).prompts
+        (prompt,) = chat_call(decode_chat(json.dumps(whole).encode()), ours, 6144, capabilities).prompts
         assert (name, prompt) == (name, theirs)
         compared += 1
     assert compared >= len(BODIES) - 2
