@@ -17,9 +17,13 @@ _TIMEOUT_S = 60
 _CONSOLE = re.compile(r"CONSOLE[:(]\S* (.*)")
 _TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 _BROWSERS_OWN = tuple(
-    f"{scheme}://{host}.google.com/"
+    f"{scheme}://{host}/"
     for scheme in ("http", "https")
-    for host in ("accounts", "android.clients", "clients2", "www", "update", "optimizationguide-pa")
+    for host in (
+        *(f"{name}.google.com" for name in ("accounts", "android.clients", "clients2", "www", "update")),
+        *(f"{name}.googleapis.com" for name in ("update", "optimizationguide-pa")),
+        "optimizationguide-pa.google.com",
+    )
 )
 """What Chromium itself asks, whatever page is open."""
 OPTIONS = (

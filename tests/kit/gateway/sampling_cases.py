@@ -23,7 +23,7 @@ def _ids(text: str) -> list[int]:
 PSALM = _ids("<|bos|>And it came to pass")
 HELLO = _ids("<|bos|><|user|>Hello<|end|><|assistant|>")
 """A chat that begins with Hello, whose answer ends before the token limit."""
-(KING,), (COME,), (END,) = _ids(" king"), _ids(" come"), _ids("<|end|>")
+(THAT,), (COME,), (END,) = _ids(" that"), _ids(" come"), _ids("<|end|>")
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
 # The model's generation_config.json has a top_p, which vLLM's Python class does not read.
@@ -65,11 +65,11 @@ CASES = (
     Case("top_k", {"top_k": 2}, DRAWN),
     Case("min_p", {"min_p": 0.3}, DRAWN),
     Case("n", {"n": 3}, DRAWN),
-    Case("stop", {"stop": "king"}),
+    Case("stop", {"stop": "that"}),
     Case("stop in a list", {"stop": ["decree", "come"]}),
-    Case("include_stop_str_in_output", {"include_stop_str_in_output": True}, {**GREEDY, "stop": "king"}),
+    Case("include_stop_str_in_output", {"include_stop_str_in_output": True}, {**GREEDY, "stop": "that"}),
     Case("stop_token_ids", {"stop_token_ids": [COME]}),
-    Case("min_tokens", {"min_tokens": 12}, {**GREEDY, "stop_token_ids": [KING]}),
+    Case("min_tokens", {"min_tokens": 12}, {**GREEDY, "stop_token_ids": [THAT]}),
     Case("ignore_eos", {"ignore_eos": True}, {**GREEDY, "max_tokens": 32}, HELLO),
     Case("skip_special_tokens", {"skip_special_tokens": False}, _SHOWN, HELLO),
     # Has an effect only with tokenizers of another kind than this model's.
@@ -83,7 +83,7 @@ CASES = (
     Case("presence_penalty", {"presence_penalty": 2.0}),
     Case("frequency_penalty", {"frequency_penalty": 2.0}),
     Case("repetition_penalty", {"repetition_penalty": 1.8}),
-    Case("logit_bias", {"logit_bias": {str(KING): -100, "100": 1.5}}),
-    Case("allowed_token_ids", {"allowed_token_ids": [KING, COME, *_ids(", the of"), END]}),
-    Case("bad_words", {"bad_words": ["king", "come"]}),
+    Case("logit_bias", {"logit_bias": {str(THAT): -100, "100": 1.5}}),
+    Case("allowed_token_ids", {"allowed_token_ids": [THAT, COME, *_ids(", the of"), END]}),
+    Case("bad_words", {"bad_words": ["that", "come"]}),
 )

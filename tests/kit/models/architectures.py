@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from kvasir.config.load.model_files import resolve_model
-
+_TINY = Path(__file__).resolve().parents[3] / "models/kvasir-tiny/config.json"
 Kind = Literal["generates", "embeds", "classifies"]
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": json.loads((resolve_model("kvasir-tiny") / "config.json").read_text())["vocab_size"],
+    "vocab_size": json.loads(_TINY.read_text())["vocab_size"],
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,
