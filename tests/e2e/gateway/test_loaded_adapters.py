@@ -10,7 +10,7 @@ import openai
 import pytest
 from tests.kit.engines.vllm_reference import Reference
 from tests.kit.gateway.completions import of_vllm, put_together
-from tests.kit.gateway.sampling_cases import GREEDY
+from tests.kit.gateway.sampling_cases import GREEDY, HELLO
 from tests.kit.stack import ADAPTER
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODEL = "kvasir-tiny"
 NAME = "buccaneer"
-PROMPT = [5 + at % 200 for at in range(300)]
+PROMPT = [*(8 + at % 200 for at in range(300)), *HELLO]
 
 
 @pytest.fixture
