@@ -65,7 +65,8 @@ async def test_peers_can_exchange_kv(bench: EngineBench, prefill: EngineBench) -
 
 async def test_max_tokens_is_exact_and_ends_with_length(bench: EngineBench, prompts: FreshPrompts) -> None:
     for count in (1, 2, 33):
-        done = await bench.generate(prompts.fresh(40), prompts.sampling(max_tokens=count))
+        # It ends with a whole character, as the first token after a half one may be half of one too.
+        done = await bench.generate([*prompts.fresh(39), 70], prompts.sampling(max_tokens=count))
         assert len(done.choice().tokens) == count
         assert done.choice().finish is FinishReason.LENGTH
         assert done.choice().text != ""

@@ -208,14 +208,16 @@ def test_a_required_call_is_made_of_whichever_tool(client: openai.OpenAI) -> Non
 
 def test_calls_that_the_model_chooses_to_make_are_told_from_its_text(client: openai.OpenAI) -> None:
     forced = {**AT_ONCE, "structured_outputs": {"regex": re.escape(f"Well. {CALLS}")}}
-    choice = chat(client, extra=forced, tools=[TIDES, TOOL], tool_choice="auto", max_tokens=400)
+    # With a strict tool, vLLM's grammar would allow calls beside what the client's rule allows.
+    loose = {**TOOL, "function": {**TOOL["function"], "strict": False}}
+    choice = chat(client, extra=forced, tools=[TIDES, loose], tool_choice="auto", max_tokens=400)
     assert [(name, json.loads(arguments)) for name, arguments in called(choice)] == [
         ("weather", {"city": "Oslo", "days": 2}),
         ("tides", {"at": "sea"}),
     ]
     assert choice.message.content.strip() == "Well."
     assert choice.finish_reason == "tool_calls"
-    alone = chat(client, extra=forced, tools=[TIDES, TOOL], parallel_tool_calls=False, max_tokens=400)
+    alone = chat(client, extra=forced, tools=[TIDES, loose], parallel_tool_calls=False, max_tokens=400)
     assert [name for name, _ in called(alone)] == ["weather"]
 
 
