@@ -178,6 +178,11 @@ def train_lora(
 # ---------------------------------------------------------------- tools
 
 
+def practised(docs: list[str], corpus: Corpus) -> ToolMaker:
+    """What makes chats with the tools and words that are practised."""
+    return ToolMaker(Words(docs, kept=False), ChatMaker(corpus))
+
+
 @dataclass
 class Lesson:
     """A model with what it is taught from."""
@@ -207,13 +212,9 @@ class Lesson:
         )
         save_model(self.model, args.out)
 
-    def practised(self) -> ToolMaker:
-        """What makes chats with the tools and words that are practised."""
-        return ToolMaker(Words(self.docs, kept=False), ChatMaker(self.corpus))
-
     def respell(self) -> None:
         """Give a model the tokens of tiny_vocabulary, each with what it knew of that spelling."""
-        new = make_tokenizer(self.docs + samples(self.practised()), self.args.out)
+        new = make_tokenizer(self.docs + samples(practised(self.docs, self.corpus)), self.args.out)
         known = self.model.get_input_embeddings().weight.detach()
         found = respelled(known, self.tok, new)
         self.model.resize_token_embeddings(len(new), mean_resizing=False)
@@ -223,7 +224,7 @@ class Lesson:
 
     def practise(self) -> None:
         """Teach a model of prose to copy, then to call tools and answer in JSON."""
-        args, chats, tools = self.args, ChatMaker(self.corpus), self.practised()
+        args, chats, tools = self.args, ChatMaker(self.corpus), practised(self.docs, self.corpus)
         steps = args.tool_steps
         Trainer(self.model, self.tok, stream_of(self.tok, self.docs), chats, args, tools, warm=20).run(
             [
@@ -349,7 +350,7 @@ def main() -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     if args.stage in ("init", "train"):
-        texts = docs + samples(ToolMaker(Words(docs, kept=False), ChatMaker(corpus)))
+        texts = docs + samples(practised(docs, corpus))
         tok, model = make_tokenizer(texts, args.out), new_model(args.seed)
     else:
         tok = PreTrainedTokenizerFast.from_pretrained(args.out)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.kit.engines.bench import EngineBench, FreshPrompts
 from tests.kit.engines.recorder import Choice, FullRecorder, Recorded
+from tests.kit.models.tiny_tokens import WHITE
 
 from kvasir.core.requests import Continuation, Delta, FinishReason, Leg, OutputParsing, Sampling
 
@@ -34,9 +35,8 @@ TOOLS = json.dumps(
 REQUIRED = OutputParsing(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
 NAMED = OutputParsing(tools=TOOLS, tool_choice="function", function="hill")
 PLAIN = OutputParsing()
-# kvasir-tiny would fill JSON with white space for ever.
-NO_SPACE = tuple((token, -100.0) for token in (205, 206, 209, 228, 714))
-GREEDY = Sampling(temperature=0.0, max_tokens=200, logit_bias=NO_SPACE)
+NO_WHITE = tuple((token, -100.0) for token in WHITE)
+GREEDY = Sampling(temperature=0.0, max_tokens=200, logit_bias=NO_WHITE)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.models.tiny_tokens import VOCABULARY
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
@@ -134,7 +135,7 @@ def test_the_edge_renders_chats_as_vllms_server_does(folder: Path, template: str
             config, tokenizer, conversation, tools=tools, tokenize=False, **kwargs
         )
         whole = {"model": "m", **body}
-        (prompt,) = chat_call(decode_chat(json.dumps(whole).encode()), ours, 6144, capabilities).prompts
+        (prompt,) = chat_call(decode_chat(json.dumps(whole).encode()), ours, VOCABULARY, capabilities).prompts
         assert (name, prompt) == (name, theirs)
         compared += 1
     assert compared >= len(BODIES) - 2

@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.kit.lab.costly_bodies import ALL, CONTROL, VOCABULARY, work
+from tests.kit.lab.costly_bodies import ALL, CONTROL, work
+from tests.kit.models.tiny_tokens import VOCABULARY
 
 torch = pytest.importorskip("torch")
 

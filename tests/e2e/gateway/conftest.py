@@ -106,7 +106,13 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
-    """Read one answer with a Content-Length, or a chunked one, whole."""
+    """Read one answer with a Content-Length, or a chunked one, whole. Raises TimeoutError: a test that waits
+    on uvloop is not ended by pytest's timeout, whose signal that loop does not pass on."""
+    async with asyncio.timeout(_REPLY_S):
+        return await _reply(reader)
+
+
+async def _reply(reader: asyncio.StreamReader) -> Reply:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     first, *lines = head.strip().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -120,6 +126,7 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
     return Reply(int(first.split()[1]), headers, body)
 
 
+_REPLY_S = 60.0
 EdgeFactory = Callable[..., Awaitable[Edge]]
 
 

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.kit.models.tiny_tokens import VOCABULARY
 
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
@@ -88,9 +89,9 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("seed huge", CHAT, chat(seed=2**70), 400, "invalid_value", "seed"),
     ("stop empty", CHAT, chat(stop=""), 400, "invalid_value", "stop"),
     ("stop many", CHAT, chat(stop=["x"] * 17), 400, "invalid_value", "stop"),
-    ("stop ids", CHAT, chat(stop_token_ids=[6144]), 400, "invalid_value", "stop_token_ids"),
+    ("stop ids", CHAT, chat(stop_token_ids=[VOCABULARY]), 400, "invalid_value", "stop_token_ids"),
     ("bias key", CHAT, chat(logit_bias={"the": 1}), 400, "invalid_value", "logit_bias"),
-    ("bias key beyond", CHAT, chat(logit_bias={"6144": 1}), 400, "invalid_value", "logit_bias"),
+    ("bias key beyond", CHAT, chat(logit_bias={str(VOCABULARY): 1}), 400, "invalid_value", "logit_bias"),
     ("bias value", CHAT, chat(logit_bias={"1": 101}), 400, "invalid_value", "logit_bias"),
     ("top_logprobs alone", CHAT, chat(top_logprobs=2), 400, "invalid_value", "top_logprobs"),
     ("top_logprobs many", CHAT, chat(logprobs=True, top_logprobs=21), 400, "invalid_value",
@@ -104,7 +105,7 @@ BAD: list[tuple[str, str, Any, int, str, str | None]] = [
     ("prompt empty", TEXT, text(prompt=[]), 400, "invalid_value", "prompt"),
     ("prompts many", TEXT, text(prompt=["a"] * 65), 400, "invalid_value", "prompt"),
     ("token id negative", TEXT, text(prompt=[-1]), 400, "invalid_value", "prompt[0]"),
-    ("token id beyond", TEXT, text(prompt=[6144]), 400, "invalid_value", "prompt"),
+    ("token id beyond", TEXT, text(prompt=[VOCABULARY]), 400, "invalid_value", "prompt"),
     ("too long", TEXT, text(prompt=[5] * 4096), 400, "context_length_exceeded", "prompt"),
     ("too long text", CHAT, chat(messages=[{"role": "user", "content": "x " * 9000}]), 400,
      "context_length_exceeded", "messages"),

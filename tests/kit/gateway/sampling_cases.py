@@ -9,21 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import Tokenizer
+from tests.kit.models.tiny_tokens import ids
 
-from kvasir.config.load.model_files import resolve_model
-
-_TOKENIZER = Tokenizer.from_file(str(resolve_model("kvasir-tiny") / "tokenizer.json"))
-
-
-def _ids(text: str) -> list[int]:
-    return list(_TOKENIZER.encode(text, add_special_tokens=False).ids)
-
-
-PSALM = _ids("<|bos|>And it came to pass")
-HELLO = _ids("<|bos|><|user|>Hello<|end|><|assistant|>")
+PSALM = ids("<|bos|>And it came to pass")
+HELLO = ids("<|bos|><|user|>Hello<|end|><|assistant|>")
 """A chat that begins with Hello, whose answer ends before the token limit."""
-(THAT,), (COME,), (END,) = _ids(" that"), _ids(" come"), _ids("<|end|>")
+(THAT,), (COME,), (END,) = ids(" that"), ids(" come"), ids("<|end|>")
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
 # The model's generation_config.json has a top_p, which vLLM's Python class does not read.
@@ -84,6 +75,6 @@ CASES = (
     Case("frequency_penalty", {"frequency_penalty": 2.0}),
     Case("repetition_penalty", {"repetition_penalty": 1.8}),
     Case("logit_bias", {"logit_bias": {str(THAT): -100, "100": 1.5}}),
-    Case("allowed_token_ids", {"allowed_token_ids": [THAT, COME, *_ids(", the of"), END]}),
+    Case("allowed_token_ids", {"allowed_token_ids": [THAT, COME, *ids(", the of"), END]}),
     Case("bad_words", {"bad_words": ["that", "come"]}),
 )

@@ -8,7 +8,6 @@ values, which the count of a body bounds.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, inspect
+from tests.kit.models.tiny_tokens import VOCABULARY
 
 from kvasir.config.load.model_files import resolve_model
 from kvasir_platform.gateway.anthropic.decode import decode_messages
@@ -54,7 +54,6 @@ MANY = 32_000
 VALUES = 140_000
 DEEP = 60
 ALL = ModelCapabilities(embeds=True, tools=True, reasoning=True)
-VOCABULARY = json.loads((resolve_model("kvasir-tiny") / "config.json").read_text())["vocab_size"]
 TEMPLATE = ChatTemplate.from_folder(resolve_model("kvasir-tiny"))
 CONTROL = control_tokens((resolve_model("kvasir-tiny") / "tokenizer.json").read_bytes())
 KINDS = (

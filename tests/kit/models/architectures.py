@@ -6,17 +6,16 @@ and chunks are far shorter than the prompts of the benchmark, so that layers lea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-_TINY = Path(__file__).resolve().parents[3] / "models/kvasir-tiny/config.json"
+from tests.kit.models.tiny_tokens import VOCABULARY
+
 Kind = Literal["generates", "embeds", "classifies"]
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": json.loads(_TINY.read_text())["vocab_size"],
+    "vocab_size": VOCABULARY,
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 4,

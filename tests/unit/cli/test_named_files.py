@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.kit.models.tiny_tokens import VOCABULARY
 
 from kvasir.config.load.loader import load
 from kvasir.performance.profile import FORMAT, CalibratedProfile, encode_profile
@@ -45,7 +46,7 @@ def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
     field = "pools.decode.engine.speculative.model"
     option = f"pools.decode.engine.speculative={{method: %s, model: {tmp_path}}}"
-    reason = "has a vocabulary of 7 tokens, and kvasir-tiny one of 6144"
+    reason = f"has a vocabulary of 7 tokens, and kvasir-tiny one of {VOCABULARY}"
     assert problems(option % "draft_model")[field] == reason
     assert problems(option % "eagle3")[field] == ""
 

@@ -51,10 +51,6 @@ def maker(made: Any, kept: bool) -> Any:
     return made("tiny_practice").ToolMaker(made("tiny_words").Words([BOOK], False), Chats(), kept)
 
 
-def practice_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False).removeprefix('"')
-
-
 def cases(made: Any, kept: bool = False) -> Iterator[Any]:
     practice = maker(made, kept)
     for number in range(200):
@@ -103,10 +99,33 @@ def test_of_json_under_a_grammar_only_what_the_model_writes_is_learned(made: Any
         practice.seed(number)
         case = practice.bound_json() if number % 2 else practice.made_json(bound=True)
         answer = "".join(text for text, _ in case.pieces[1:]).removesuffix("<|end|>")
-        given = "".join(text for text, learned in case.pieces if not learned)
-        for key, value in json.loads(answer).items():
-            assert f'{key}":' in given
-            assert practice_text(value) in [text[: len(practice_text(value))] for text, _ in case.pieces]
+        *learned, end = [text for text, learned in case.pieces if learned]
+        assert end == "<|end|>"
+        for (key, value), text in zip(json.loads(answer).items(), learned, strict=True):
+            assert text.startswith(made("tiny_tools").compact(value).removeprefix('"'))
+            assert f'{key}":' not in text
+
+
+def test_of_a_forced_call_the_names_and_arguments_are_learned(made: Any) -> None:
+    practice = maker(made, False)
+    listed = 0
+    for number in range(100):
+        practice.seed(number)
+        (_, *pieces) = practice.forced().pieces
+        answer = "".join(text for text, _ in pieces).removesuffix("<|end|>")
+        learned = "".join(text for text, learned in pieces if learned)
+        calls = json.loads(answer)
+        if isinstance(calls, dict):
+            assert answer == made("tiny_tools").compact(calls)
+            continue
+        listed += 1
+        for call in calls:
+            assert list(call) == ["name", "parameters"]
+            assert call["name"] in learned
+            assert made("tiny_tools").compact(call["parameters"]) in learned
+        by_grammar = {text for text, learned in pieces if not learned}
+        assert by_grammar <= {'[{"name":"', '{"name":"', 'parameters":'}
+    assert 0 < listed < 100
 
 
 def test_a_chat_depends_on_its_seed_alone(made: Any) -> None:

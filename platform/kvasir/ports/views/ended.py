@@ -40,7 +40,7 @@ _AFTER_USAGE = _USAGE + len(fields(Usage))
 _SLO = _FIELDS.index("slo.name")
 _AFTER_SLO = _SLO + len(fields(SloClass))
 _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgspec.msgpack.Decoder(
-    tuple[tuple[tuple(_TYPES.get(name, Any) for name in _FIELDS)], msgspec.Raw]  # type: ignore[misc]
+    tuple[tuple[tuple(_TYPES.get(name, Any) for name in _FIELDS)], msgspec.Raw]  # type: ignore[misc]  # made of the fields
 )
 
 

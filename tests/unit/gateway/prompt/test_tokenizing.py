@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tests.kit.gateway.encoders import CHAT, TINY, Liar, ids_of, save
 from tests.kit.gateway.tokenizer_families import EACH_FAMILY, PROVABLE, RELAXED, TEXTS, digits, llama3
+from tests.kit.models.tiny_tokens import VOCABULARY
 from tokenizers import Tokenizer
 
 from kvasir.config.spec.edge import TokenizerSpec
@@ -155,7 +156,7 @@ def test_a_model_folder_gives_all_of_it() -> None:
     plain = ModelTokenizer.from_folder(TINY.parent)
     slow = ModelTokenizer.from_folder(TINY.parent, TokenizerSpec(fast="never", prefix_cache_bytes=0))
     assert [each.sizes().fast for each in (tokenizer, plain, slow)] == [True, False, False]
-    assert tokenizer.vocabulary == plain.vocabulary == 6144
+    assert tokenizer.vocabulary == plain.vocabulary == VOCABULARY
     text = ("<|user|>" + "Once upon a time. " * 90 + "<|end|>") * 3 + "<|assistant|>"
     for each in (tokenizer, tokenizer, slow):
         encoded = each.encode([text, "é"], add_special_tokens=False)
