@@ -262,6 +262,24 @@ class Lesson:
         )
         save_model(self.model, args.out)
 
+    def finish(self) -> None:
+        """Rounds of what `practise` ends with, each with far positions after short chats."""
+        near = {"chat": 0.25, "tools": 0.5, "words": 0.1, "pointed": True}
+        steps, tools = self.args.finish_steps, practised(self.docs, self.corpus)
+        stream, chats = stream_of(self.tok, self.docs), ChatMaker(self.corpus)
+        Trainer(self.model, self.tok, stream, chats, self.args, tools, warm=20).run(
+            [
+                Phase("last", steps * 5 // 16, 8, 512, 6e-4, 4e-4, **near),
+                Phase("far", steps * 3 // 32, 2, 4096, 4e-4, 4e-4, tools=0.5),
+                Phase("last", steps * 5 // 16, 8, 512, 4e-4, 2e-4, **near),
+                Phase("far", steps * 3 // 40, 2, 4096, 2e-4, 2e-4, tools=0.5),
+                Phase("last", steps * 3 // 16, 8, 512, 2e-4, 1e-4, **near),
+                Phase("far", steps // 20, 4, 2048, 1e-4, 5e-5, tools=0.25),
+                Phase("far", steps // 40, 2, 4096, 5e-5, 1e-5, tools=0.5),
+            ]
+        )
+        save_model(self.model, self.args.out)
+
     def evaluate(self) -> None:
         """Print the right answers by kind: of tools and schemas that were not practised, with words that
         were and with others; and of the known tools of tiny_everyday, with values drawn anew."""
@@ -297,6 +315,8 @@ what each stage does:
   respell
          give an existing folder the tokens of tiny_vocabulary.py, with what it knew of each spelling
   tools  go on from an existing folder: copying, then calls of tools and answers in JSON
+  finish go on from an existing folder: more of the last rows of tools, and rows of 2048 and 4096
+         after them (20 minutes on two cores)
   evaluate-tools
          right answers of an existing folder with tools and schemas that it never practised,
          and with known tools
@@ -311,7 +331,8 @@ example:
   python train_tiny.py lora  --text-root text --out kvasir-tiny --lora-out kvasir-tiny-lora""",
     )
     p.add_argument(
-        "stage", choices=["text", "init", "train", "respell", "tools", "evaluate-tools", "lora", "eval"]
+        "stage",
+        choices=["text", "init", "train", "respell", "tools", "finish", "evaluate-tools", "lora", "eval"],
     )
     p.add_argument("--text-root", type=Path, default=Path("/"), help="where the packages were unpacked (/)")
     p.add_argument("--out", type=Path, default=HERE / "kvasir-tiny", help="model folder (beside this file)")
@@ -321,6 +342,7 @@ example:
     p.add_argument("--talk-steps", type=int, default=600, help="steps of chat with copying drills (600)")
     p.add_argument("--copy-steps", type=int, default=200, help="steps of spans that come again (200)")
     p.add_argument("--tool-steps", type=int, default=6000, help="steps of tools and JSON (6000)")
+    p.add_argument("--finish-steps", type=int, default=1600, help="steps of the stage finish (1600)")
     p.add_argument("--cases", type=int, default=100, help="cases of each kind in evaluate-tools (100)")
     p.add_argument("--show", type=int, default=0, help="wrong answers of each kind to print (0)")
     p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (200)")
@@ -362,12 +384,13 @@ def main() -> None:
         "train": lesson.study,
         "respell": lesson.respell,
         "tools": lesson.practise,
+        "finish": lesson.finish,
         "evaluate-tools": lesson.evaluate,
         "lora": lambda: train_lora(model, tok, corpus, args),
         "eval": model.eval,
     }
     stages[args.stage]()
-    if args.stage in ("train", "respell", "tools", "eval"):
+    if args.stage in ("train", "respell", "tools", "finish", "eval"):
         print_prose(model.eval(), lesson.tok, held)
 
 
