@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import uvloop
+from tests.kit.suite.loops import new_uvloop
 
 
 def pytest_asyncio_loop_factories(
@@ -16,7 +16,7 @@ def pytest_asyncio_loop_factories(
     """Both loops for the modules about HTTP, the default for others."""
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop}
     if item.path.name.startswith("test_http"):
-        loops["uvloop"] = uvloop.new_event_loop
+        loops["uvloop"] = new_uvloop
     return loops
 
 

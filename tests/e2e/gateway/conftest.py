@@ -12,11 +12,11 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-import uvloop
 from tests.kit.engines.vllm_reference import Reference, reference
 from tests.kit.gateway.http_edge import listening
 from tests.kit.gateway.scripted_router import ScriptedRouter
 from tests.kit.stack import ADAPTER, CONTEXT
+from tests.kit.suite.loops import new_uvloop
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.model_files import Matryoshka, resolve_model
@@ -106,13 +106,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
-    """Read one answer with a Content-Length, or a chunked one, whole. Raises TimeoutError: a test that waits
-    on uvloop is not ended by pytest's timeout, whose signal that loop does not pass on."""
-    async with asyncio.timeout(_REPLY_S):
-        return await _reply(reader)
-
-
-async def _reply(reader: asyncio.StreamReader) -> Reply:
+    """Read one answer with a Content-Length, or a chunked one, whole."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     first, *lines = head.strip().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -126,7 +120,6 @@ async def _reply(reader: asyncio.StreamReader) -> Reply:
     return Reply(int(first.split()[1]), headers, body)
 
 
-_REPLY_S = 60.0
 EdgeFactory = Callable[..., Awaitable[Edge]]
 
 
@@ -138,7 +131,7 @@ def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Return uvloop, which serves, and for modules about connections asyncio too, which other tests use."""
-    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": new_uvloop}
     if item.path.name in TRANSPORT:
         loops["asyncio"] = asyncio.SelectorEventLoop
     return loops
