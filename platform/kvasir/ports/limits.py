@@ -12,7 +12,11 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 WINDOW_S = 60.0
 
+LENT_S = 15.0
+"""Seconds for which requests of somebody who is not heard of count as running."""
+
 Limit = Literal["requests", "tokens", "concurrency", "budget"]
+PerMinute = Literal["requests", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +110,31 @@ class SharedRateLimits(RateLimits, Protocol):
 
     @property
     def local_decisions(self) -> int: ...
+
+
+@runtime_checkable
+class LendingRateLimits(SharedRateLimits, Protocol):
+    """Shared limits of which others, that do not reach the store, may use a part. `then` is not called while
+    the store is unreachable."""
+
+    def allot(
+        self,
+        tenant: str,
+        limit: PerMinute,
+        per_min: int,
+        *,
+        wanted: float,
+        returned: float,
+        then: Callable[[float], None],
+    ) -> None:
+        """Return `returned` to the bucket of a limit of `per_min`, then take as much of `wanted` as it has;
+        `then` gets the amount."""
+        ...
+
+    def lend(
+        self, tenant: str, most: int, borrower: str, *, wanted: int, running: int, then: Callable[[int], None]
+    ) -> None:
+        """Let a borrower, which runs `running` requests, have up to `wanted` of a tenant's `most` requests at
+        a time; `then` gets how many. None of what it has is taken from it, and it counts as running until
+        the borrower asks for less, or has not asked for `LENT_S`."""
+        ...

@@ -12,7 +12,7 @@ import msgspec
 from kvasir.core.errors import ProtocolError
 from kvasir_platform.edge.frames import Ended, LinkDelta, LinkRequest, plain, plain_array
 from kvasir_platform.regions.needs.media import MediaPiece
-from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
+from kvasir_platform.regions.sharing.asks import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.sharing.spending import CellSpending
 
 VERSION = 1

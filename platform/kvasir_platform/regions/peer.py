@@ -33,7 +33,7 @@ from kvasir_platform.regions.frames import (
 )
 from kvasir_platform.regions.lease import BEATS, fence_rules
 from kvasir_platform.regions.needs.media import MAX_WAITING_BYTES, MediaSender, media_bytes
-from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
+from kvasir_platform.regions.sharing.asks import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import OriginFence
 from kvasir_router.regions.reports import CellReport, decode_report
 from kvasir_router.regions.sharing.spending import CellSpending

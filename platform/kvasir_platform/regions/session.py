@@ -32,7 +32,7 @@ from kvasir_platform.regions.frames import (
 from kvasir_platform.regions.lease import fence_rules
 from kvasir_platform.regions.needs.media import MediaReceiver
 from kvasir_platform.regions.residency import Residency
-from kvasir_platform.regions.sharing.limits import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
+from kvasir_platform.regions.sharing.asks import LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
 from kvasir_router.regions.fencing import ExecutorFence
 from kvasir_router.regions.reports import INTERVAL_S
 from kvasir_router.regions.sharing.spending import CellSpending
@@ -60,8 +60,8 @@ class ServingParts:
     residency: Residency
     report: Callable[[], bytes]
     spending: Callable[[], CellSpending | None]
-    allot: Callable[[str, LimitAsk], LimitAllotted | None]
-    grant: Callable[[str, TenantSlotAsk], TenantSlots | None]
+    allot: Callable[[str, LimitAsk, Callable[[LimitAllotted], None]], None]
+    grant: Callable[[str, TenantSlotAsk, Callable[[TenantSlots], None]], None]
     cells: Mapping[str, str]
     tokenizers: Mapping[str, str]
     lease_s: float
@@ -197,13 +197,17 @@ class CellSession:
 
     def _allot(self, ask: LimitAsk) -> None:
         cell = "" if self._hello is None else self._hello.cell
-        if (answer := self._parts.allot(cell, ask)) is not None:
-            self._say().allotted.append(answer)
+        self._parts.allot(cell, ask, self._allotted)
+
+    def _allotted(self, answer: LimitAllotted) -> None:
+        self._say().allotted.append(answer)
 
     def _grant(self, ask: TenantSlotAsk) -> None:
         cell = "" if self._hello is None else self._hello.cell
-        if (answer := self._parts.grant(cell, ask)) is not None:
-            self._say().slots.append(answer)
+        self._parts.grant(cell, ask, self._granted)
+
+    def _granted(self, answer: TenantSlots) -> None:
+        self._say().slots.append(answer)
 
     def _greet(self, hello: CellHello | None) -> None:
         parts = self._parts

@@ -23,8 +23,9 @@ from kvasir_platform.regions.residency import Residency
 from kvasir_platform.regions.router import CellParts, RegionRouter
 from kvasir_platform.regions.serving import CellListener, CellServing
 from kvasir_platform.regions.session import ServingParts
+from kvasir_platform.regions.sharing.asks import LimitAsk, TenantSlotAsk
 from kvasir_platform.regions.sharing.budgets import CellBudgets
-from kvasir_platform.regions.sharing.limits import CellLimits, LimitAsk, TenantSlotAsk
+from kvasir_platform.regions.sharing.limits import CellLimits
 from kvasir_router.regions.choice import ChoiceRules
 from kvasir_router.regions.reports import INTERVAL_S, CellReport
 from kvasir_router.regions.view import RegionView, ViewRules
@@ -80,6 +81,7 @@ def make_region_router(
         clock,
         ask=ask,
         epoch=epoch,
+        router=router_id if deployment.tenancy.redis is not None else "",
     )
     spending = CellBudgets([peer.name for peer in spec.peers], budgets, clock)
     peers = _peers(spec, dialer, clock, router_id, heard=heard, limits=limits, spending=spending)
@@ -149,10 +151,7 @@ def _peers(
 
 
 def _quotas(deployment: Deployment) -> dict[str, Quota]:
-    """Return what tenants may use in all cells together. With a Redis, the routers of each cell share limits
-    among themselves, and no more."""
-    if deployment.tenancy.redis is not None:
-        return {}
+    """Return what tenants may use in all cells together."""
     quotas = {
         tenant.name: Quota(tenant.requests_per_min, tenant.tokens_per_min, tenant.concurrency)
         for tenant in deployment.tenancy.all_tenants()

@@ -32,6 +32,8 @@ _SLACK = 1e-6
 """Tokens by which sums of floating-point numbers may differ."""
 _MAX_OUT = 32
 """Allotments of one cell at a time."""
+_MAX_ASKING = 1024
+"""Cells, and routers of cells that have several, whose last ask is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,30 +151,42 @@ class HomeLimit:
 
     def allot(self, ask: AllotmentAsk, now: float) -> Allotment:
         """Answer a cell. An ask that comes again, or after a later one, gets nothing."""
-        if ask.number <= self._asked.get(ask.cell, 0):
-            return Allotment(ask.number, 0.0)
-        self._asked[ask.cell] = ask.number
-        for number, amount in ask.returned:
-            self._returned(ask.cell, number, amount, now)
-        room = self.rules.out_share * self._per_min - self.out(now)
-        amount = min(ask.wanted, room, self._bucket.content(now))
-        given = self._out.setdefault(ask.cell, deque())
-        if not amount > 0 or len(given) >= _MAX_OUT:
-            return Allotment(ask.number, 0.0)
+        wanted, returned = self.asked(ask, now)
+        self._bucket.add(returned, now)
+        amount = max(0.0, min(wanted, self._bucket.content(now)))
         self._bucket.add(-amount, now)
-        given.append((now + self.rules.allotment_s, ask.number, amount))
+        self.given(ask, amount, now)
         return Allotment(ask.number, amount)
 
-    def _returned(self, cell: str, number: int, amount: float, now: float) -> None:
-        """Put back what a cell returns of an allotment that has not ended."""
+    def asked(self, ask: AllotmentAsk, now: float) -> tuple[float, float]:
+        """Return how much an ask may get of the bucket, and how much it returns to it."""
+        if ask.number <= self._asked.get(ask.cell, 0):
+            return 0.0, 0.0
+        self._asked.pop(ask.cell, None)
+        self._asked[ask.cell] = ask.number
+        if len(self._asked) > _MAX_ASKING:
+            del self._asked[next(iter(self._asked))]
+        returned = sum(self._returned(ask.cell, number, amount, now) for number, amount in ask.returned)
+        room = self.rules.out_share * self._per_min - self.out(now)
+        full = len(self._out.get(ask.cell, ())) >= _MAX_OUT
+        return 0.0 if full else max(0.0, min(ask.wanted, room)), returned
+
+    def given(self, ask: AllotmentAsk, amount: float, now: float) -> None:
+        """Remember what an ask got."""
+        if amount > 0:
+            given = self._out.setdefault(ask.cell, deque())
+            given.append((now + self.rules.allotment_s, ask.number, amount))
+
+    def _returned(self, cell: str, number: int, amount: float, now: float) -> float:
+        """Return how much comes back of an allotment that has not ended."""
         self.out(now)
         given = self._out.get(cell, deque())
         for place, (ends_s, known, left) in enumerate(given):
             if known == number and amount > 0:
                 back = min(amount, left)
                 given[place] = ends_s, known, left - back
-                self._bucket.add(back, now)
-                return
+                return back
+        return 0.0
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import uvloop
 
 def new_uvloop() -> asyncio.AbstractEventLoop:
     """Return a loop that stops when the handler of a signal fails the test, with a RuntimeError."""
-    loop = uvloop.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     loop.set_exception_handler(_stop_where_failed)
     return loop
 

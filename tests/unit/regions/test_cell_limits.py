@@ -10,13 +10,8 @@ from tests.kit.clocks import StillClock
 
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
-from kvasir_platform.regions.sharing.limits import (
-    AskCell,
-    CellLimits,
-    LimitAsk,
-    TenantSlotAsk,
-    home_of,
-)
+from kvasir_platform.regions.sharing.asks import AskCell, LimitAllotted, LimitAsk, TenantSlotAsk, TenantSlots
+from kvasir_platform.regions.sharing.limits import CellLimits, home_of
 from kvasir_router.regions.limits import SharedLimitRules, overshoot
 from kvasir_router.regions.sharing.slots import part_of, slots_overshoot
 
@@ -42,15 +37,19 @@ class Three:
 
     def _asker(self, own: str) -> AskCell:
         def ask(cell: str, ask: LimitAsk | TenantSlotAsk) -> bool:
+            def slots(answer: TenantSlots) -> None:
+                if not {own, cell} & self.apart:
+                    self.cells[own].granted(cell, answer)
+
+            def allotted(answer: LimitAllotted) -> None:
+                if not {own, cell} & self.apart:
+                    self.cells[own].answered(cell, answer)
+
             def deliver() -> None:
                 if isinstance(ask, TenantSlotAsk):
-                    slots = self.cells[cell].grant(own, ask)
-                    if slots is not None and not {own, cell} & self.apart:
-                        self.cells[own].granted(cell, slots)
+                    self.cells[cell].grant(own, ask, slots)
                 else:
-                    answer = self.cells[cell].allot(own, ask)
-                    if answer is not None and not {own, cell} & self.apart:
-                        self.cells[own].answered(cell, answer)
+                    self.cells[cell].allot(own, ask, allotted)
 
             if not {own, cell} & self.apart:
                 self._mail.append(deliver)
@@ -220,12 +219,14 @@ def test_a_cell_does_not_answer_for_another_home_or_in_anothers_name() -> None:
     ask, slot_ask = sent
     assert isinstance(ask, LimitAsk)
     assert isinstance(slot_ask, TenantSlotAsk)
-    assert three.cells["ap"].grant("us", slot_ask) is None
-    assert three.cells["eu"].grant("ap", slot_ask) is None
-    assert three.cells["eu"].grant("us", slot_ask) is not None
-    assert three.cells["ap"].allot("us", ask) is None
-    assert three.cells["eu"].allot("ap", ask) is None
-    assert three.cells["eu"].allot("us", ask) is not None
+    answers: list[TenantSlots | LimitAllotted] = []
+    for cell, name in (("ap", "us"), ("eu", "ap"), ("eu", "u")):
+        three.cells[cell].grant(name, slot_ask, answers.append)
+        three.cells[cell].allot(name, ask, answers.append)
+    assert answers == []
+    three.cells["eu"].grant("us", slot_ask, answers.append)
+    three.cells["eu"].allot("us", ask, answers.append)
+    assert len(answers) == 2
 
 
 def test_home_cells_are_the_same_for_every_order_and_spread() -> None:

@@ -3,13 +3,16 @@
 A tenant is one hash: `r` and `t` are the times at which its buckets of requests and of tokens are full again,
 and each router has a field with its number of running requests and its last heartbeat. A router without a
 heartbeat for a while is considered gone, with its running requests. Times are the server's, in seconds since
-a recent day, so that a double holds microseconds. If the clock is set back, requests must not be refused for
-longer than empty buckets do, so a state further ahead is reduced.
+a recent day, so that a double holds microseconds. What routers that do not reach the server may run is a
+field like that of a router. If the clock is set back, requests must not be refused for longer than empty
+buckets do, so a state further ahead is reduced.
 """
 
 from __future__ import annotations
 
-STALE_S = 15
+from kvasir.ports.limits import LENT_S
+
+STALE_S = int(LENT_S)
 """A router sends heartbeats three times as often."""
 _KEEP_S = 180
 _HEAD = f"""
@@ -90,5 +93,39 @@ BEAT = (
     + """
 ran(number(2))
 return 0
+"""
+)
+
+#: ARGV: router, `r` or `t`, the limit per minute, and the amounts that are wanted and returned. Returns the
+#: amount that is taken, in millionths.
+ALLOT = (
+    _HEAD
+    + f"""
+local field, per_min, wanted, returned = ARGV[2], number(3), number(4), number(5)
+local full = math.min(math.max(now, tonumber(redis.call('HGET', key, field) or now)), now + 120)
+full = math.max(now, full - returned * 60 / per_min)
+local amount = math.max(0, math.min(wanted, (now + 60 - full) * per_min / 60))
+redis.call('HSET', key, field, string.format('%.6f', full + amount * 60 / per_min))
+redis.call('EXPIRE', key, {_KEEP_S})
+return math.floor(amount * 1000000)
+"""
+)
+
+#: ARGV: borrower, concurrency, and the slots that it wants and the requests that it runs. Returns its slots.
+LEND = (
+    _HEAD
+    + f"""
+local most, wanted, runs = number(2), number(3), number(4)
+local others, own = 0, 0
+local all = redis.call('HGETALL', key)
+for i = 1, #all, 2 do
+  local count, seen = string.match(all[i + 1], '^(%d+):(.+)$')
+  if count and now - seen <= {STALE_S} then
+    if all[i] == replica then own = tonumber(count) else others = others + count end
+  end
+end
+local slots = math.max(0, math.min(wanted, math.max(most - others, own)))
+ran(math.max(slots, runs))
+return slots
 """
 )

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from kvasir.config.spec.redis import LimitsRedisSpec
 from kvasir.ports.clock import Clock
-from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, Quota
-from kvasir_platform.gateway.tenants.limit_scripts import BEAT, SETTLE, TAKE
+from kvasir.ports.limits import BucketLevels, Grant, LimitRefusal, PerMinute, Quota
+from kvasir_platform.gateway.tenants.limit_scripts import ALLOT, BEAT, LEND, SETTLE, TAKE
 from kvasir_platform.gateway.tenants.memory_limits import LIMITS, MemoryLimits, check_amount
 from kvasir_platform.gateway.tenants.redis_connection import (
     RedisCommand,
@@ -37,6 +37,8 @@ _BEAT_S = 5.0
 _CONNECT_S = 2.0
 _MICRO = 1e6
 _PING = (b"PING",)
+_SCRIPTS = (TAKE, SETTLE, BEAT, ALLOT, LEND)
+_TAKE, _SETTLE, _BEAT, _ALLOT, _LEND = range(len(_SCRIPTS))
 
 
 class _Take(NamedTuple):
@@ -57,6 +59,15 @@ class _End(NamedTuple):
     tokens: int
 
 
+class _Ask(NamedTuple):
+    """A part that somebody else asks for, with the arguments of its script."""
+
+    tenant: str
+    script: int
+    arguments: tuple[str | int | float, ...]
+    then: Callable[[int], None]
+
+
 class RedisLimits:
     """The port over Redis. `run` must run: until it has connected, and whenever the connection is lost, the
     router counts by itself. `replica` names this router among those that share the server."""
@@ -66,7 +77,7 @@ class RedisLimits:
         self._clock = clock
         self._replica = f"n:{replica}"
         self._local = MemoryLimits(clock.now)
-        self._waiting: deque[_Take | _End] = deque()
+        self._waiting: deque[_Take | _End | _Ask] = deque()
         self._asked: set[str] = set()
         """Tenants reported since the last heartbeat."""
         self._wake = asyncio.Event()
@@ -99,6 +110,31 @@ class RedisLimits:
         self._local.release(grant)
         self._tell(grant, -1, -grant.tokens)
 
+    def allot(
+        self,
+        tenant: str,
+        limit: PerMinute,
+        per_min: int,
+        *,
+        wanted: float,
+        returned: float,
+        then: Callable[[float], None],
+    ) -> None:
+        """See LendingRateLimits."""
+        arguments = self._replica, limit[0], per_min, wanted, returned
+        self._ask(_Ask(tenant, _ALLOT, arguments, lambda amount: then(amount / _MICRO)))
+
+    def lend(
+        self, tenant: str, most: int, borrower: str, *, wanted: int, running: int, then: Callable[[int], None]
+    ) -> None:
+        """See LendingRateLimits."""
+        self._ask(_Ask(tenant, _LEND, (f"c:{borrower}", most, wanted, running), then))
+
+    def _ask(self, asked: _Ask) -> None:
+        if self.shared and len(self._waiting) < _MAX_WAITING:
+            self._waiting.append(asked)
+            self._wake.set()
+
     async def run(self) -> None:
         """Maintain the connection, and send queued commands."""
         try:
@@ -124,7 +160,7 @@ class RedisLimits:
 
     async def _serve(self, connection: RedisConnection) -> None:
         async with deadline(_CONNECT_S):
-            scripts = [("SCRIPT", "LOAD", script) for script in (TAKE, SETTLE, BEAT)]
+            scripts = [("SCRIPT", "LOAD", script) for script in _SCRIPTS]
             self._scripts = await exchange(connection, scripts)
             # The server's state of this router may date from before the connection was lost.
             await exchange(connection, self._beats(self._local.tenants()) or [_PING])
@@ -157,17 +193,25 @@ class RedisLimits:
             self._fall_back(batch)
             raise
         for asked, reply in zip(batch, replies[len(first) :], strict=True):
-            if isinstance(asked, _Take):
-                self._answer(asked, reply)
+            try:
+                if isinstance(asked, _Take):
+                    self._answer(asked, reply)
+                elif isinstance(asked, _Ask):
+                    asked.then(reply)
+            # An error of one request must not end the task that serves all others.
+            except Exception as error:  # noqa: BLE001
+                _log.error("a request failed after its rate limit decision", exc_info=error)
 
-    def _command(self, asked: _Take | _End) -> RedisCommand:
+    def _command(self, asked: _Take | _End | _Ask) -> RedisCommand:
+        if isinstance(asked, _Ask):
+            return ("EVALSHA", self._scripts[asked.script], 1, self._key(asked.tenant), *asked.arguments)
         quota = asked.quota
         self._asked.add(asked.tenant)
         limits = (quota.requests_per_min or 0, quota.tokens_per_min or 0)
         if isinstance(asked, _Take):
-            script, rest = self._scripts[0], (*limits, quota.concurrency or 0, asked.tokens)
+            script, rest = self._scripts[_TAKE], (*limits, quota.concurrency or 0, asked.tokens)
         else:
-            script, rest = self._scripts[1], (*limits, asked.requests, asked.tokens)
+            script, rest = self._scripts[_SETTLE], (*limits, asked.requests, asked.tokens)
         return ("EVALSHA", script, 1, self._key(asked.tenant), self._replica, *rest)
 
     def _beats(self, tenants: Sequence[str]) -> list[RedisCommand]:
@@ -175,7 +219,7 @@ class RedisLimits:
         ending = Counter(each.tenant for each in self._waiting if isinstance(each, _End))
         return [
             (
-                *("EVALSHA", self._scripts[2], 1, self._key(tenant), self._replica),
+                *("EVALSHA", self._scripts[_BEAT], 1, self._key(tenant), self._replica),
                 self._local.running(tenant) + ending[tenant],
             )
             for tenant in tenants
@@ -193,11 +237,7 @@ class RedisLimits:
         else:
             verdict = Grant(asked.tenant, asked.quota, asked.tokens, levels, shared=True)
             self._local.count(verdict)
-        try:
-            asked.then(verdict)
-        # An error of one request must not end the task that serves all others.
-        except Exception as error:  # noqa: BLE001
-            _log.error("a request failed after its rate limit decision", exc_info=error)
+        asked.then(verdict)
 
     def _found(self) -> None:
         self.shared = True
@@ -214,7 +254,7 @@ class RedisLimits:
                 extra={"redis": where(self._spec), "reason": str(error) or type(error).__name__},
             )
 
-    def _fall_back(self, batch: Sequence[_Take | _End]) -> None:
+    def _fall_back(self, batch: Sequence[_Take | _End | _Ask]) -> None:
         """Decide all queued requests locally, beginning with the batch that the server has not answered."""
         self.shared = False
         left, self._waiting = [*batch, *self._waiting], deque()

@@ -25,6 +25,8 @@ import msgspec
 from kvasir_router.regions.limits import Admitted, SharedLimitRules
 
 _MAX_SLOTS = 1_000_000
+_MAX_GIVEN = 1024
+"""Cells, and routers of cells that have several, that are given slots."""
 _MAX_ASKED = 32
 """Asks that an answer is expected to."""
 KEPT_S = 1.0
@@ -102,15 +104,37 @@ class HomeSlots:
 
     def grant(self, ask: SlotAsk, now: float) -> SlotGrant | None:
         """Answer a cell. An ask that comes again, or after a later one, gets no answer."""
-        known = self._given.setdefault(ask.cell, _Given(ask.number - 1))
-        if ask.number <= known.number:
+        known = self._asking(ask, now)
+        if known is None:
             return None
         room = self._most - self._running - (self.given(now) - known.counted)
         # What it has is taken from it only as it asks for less.
         slots = min(ask.wanted, max(room, known.slots, 0))
-        known.number, known.slots, known.ends_s = ask.number, slots, now + self.rules.allotment_s
-        known.counted = max(slots, ask.running)
+        known.slots, known.counted = slots, max(slots, ask.running)
         return SlotGrant(ask.number, slots)
+
+    def asked(self, ask: SlotAsk, now: float) -> bool:
+        """Return whether an ask is to be answered, by slots that are counted elsewhere."""
+        return self._asking(ask, now) is not None
+
+    def _asking(self, ask: SlotAsk, now: float) -> _Given | None:
+        """Return what is known of who asks; None for an ask that comes again or late."""
+        known = self._given.get(ask.cell)
+        if known is None:
+            if len(self._given) >= _MAX_GIVEN and not self._forget(now):
+                return None
+            known = self._given[ask.cell] = _Given(ask.number - 1)
+        if ask.number <= known.number:
+            return None
+        self.given(now)  # what has ended is no longer counted
+        known.number, known.ends_s = ask.number, now + self.rules.allotment_s
+        return known
+
+    def _forget(self, now: float) -> bool:
+        """Forget those that have nothing any more. Return whether there were any."""
+        before = len(self._given)
+        self._given = {cell: each for cell, each in self._given.items() if each.ends_s > now}
+        return len(self._given) < before
 
 
 class CellSlots:
