@@ -14,7 +14,7 @@ from tests.kit.models.tiny_tokens import ids
 PSALM = ids("<|bos|>And it came to pass")
 HELLO = ids("<|bos|><|user|>Hello<|end|><|assistant|>")
 """A chat that begins with Hello, whose answer ends before the token limit."""
-(THAT,), (COME,), (END,) = ids(" that"), ids(" come"), ids("<|end|>")
+(THAT,), (SAID,), (END,) = ids(" that"), ids(" said"), ids("<|end|>")
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
 # The model's generation_config.json has a top_p, which vLLM's Python class does not read.
@@ -57,9 +57,9 @@ CASES = (
     Case("min_p", {"min_p": 0.3}, DRAWN),
     Case("n", {"n": 3}, DRAWN),
     Case("stop", {"stop": "that"}),
-    Case("stop in a list", {"stop": ["decree", "come"]}),
+    Case("stop in a list", {"stop": ["decree", "said"]}),
     Case("include_stop_str_in_output", {"include_stop_str_in_output": True}, {**GREEDY, "stop": "that"}),
-    Case("stop_token_ids", {"stop_token_ids": [COME]}),
+    Case("stop_token_ids", {"stop_token_ids": [SAID]}),
     Case("min_tokens", {"min_tokens": 12}, {**GREEDY, "stop_token_ids": [THAT]}),
     Case("ignore_eos", {"ignore_eos": True}, {**GREEDY, "max_tokens": 32}, HELLO),
     Case("skip_special_tokens", {"skip_special_tokens": False}, _SHOWN, HELLO),
@@ -75,6 +75,6 @@ CASES = (
     Case("frequency_penalty", {"frequency_penalty": 2.0}),
     Case("repetition_penalty", {"repetition_penalty": 1.8}),
     Case("logit_bias", {"logit_bias": {str(THAT): -100, "100": 1.5}}),
-    Case("allowed_token_ids", {"allowed_token_ids": [THAT, COME, *ids(", the of"), END]}),
-    Case("bad_words", {"bad_words": ["that", "come"]}),
+    Case("allowed_token_ids", {"allowed_token_ids": [THAT, SAID, *ids(", the of"), END]}),
+    Case("bad_words", {"bad_words": ["that", "said"]}),
 )
