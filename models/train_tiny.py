@@ -316,7 +316,7 @@ what each stage does:
          give an existing folder the tokens of tiny_vocabulary.py, with what it knew of each spelling
   tools  go on from an existing folder: copying, then calls of tools and answers in JSON
   finish go on from an existing folder: more of the last rows of tools, and rows of 2048 and 4096
-         after them (20 minutes on two cores)
+         after them (three quarters of an hour on two cores)
   evaluate-tools
          right answers of an existing folder with tools and schemas that it never practised,
          and with known tools
@@ -342,7 +342,7 @@ example:
     p.add_argument("--talk-steps", type=int, default=600, help="steps of chat with copying drills (600)")
     p.add_argument("--copy-steps", type=int, default=200, help="steps of spans that come again (200)")
     p.add_argument("--tool-steps", type=int, default=6000, help="steps of tools and JSON (6000)")
-    p.add_argument("--finish-steps", type=int, default=1600, help="steps of the stage finish (1600)")
+    p.add_argument("--finish-steps", type=int, default=1600, help="size of finish: 1600 make 1690 (1600)")
     p.add_argument("--cases", type=int, default=100, help="cases of each kind in evaluate-tools (100)")
     p.add_argument("--show", type=int, default=0, help="wrong answers of each kind to print (0)")
     p.add_argument("--lora-steps", type=int, default=200, help="steps for the adapter (200)")

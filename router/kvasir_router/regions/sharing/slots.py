@@ -126,7 +126,8 @@ class HomeSlots:
             known = self._given[ask.cell] = _Given(ask.number - 1)
         if ask.number <= known.number:
             return None
-        self.given(now)  # what has ended is no longer counted
+        if known.ends_s <= now:
+            known.slots = known.counted = 0
         known.number, known.ends_s = ask.number, now + self.rules.allotment_s
         return known
 
