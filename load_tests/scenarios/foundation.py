@@ -67,7 +67,7 @@ def running_stack(root: Path, command: Sequence[str] = MAKE_UP) -> Iterator[Stac
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "KVASIR_HOME": str(home), "PIP_NO_CACHE_DIR": "1"},
-        start_new_session=True,
+        process_group=0,
     )
     try:
         address = _await_ready(process)

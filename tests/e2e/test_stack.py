@@ -91,6 +91,10 @@ def test_processes_of_an_engine_share_the_machine_with_others(stack: Stack) -> N
         assert {process.nice() for process in [replica, *children]} == {os.nice(0)}
 
 
+def test_all_processes_are_in_one_session(stack: Stack) -> None:
+    assert {os.getsid(each.pid) for each in stack.processes()} == {os.getsid(0)}
+
+
 def test_both_pools_are_replicas_in_ray_serve(stack: Stack) -> None:
     status = stack.kvasir("status", "-o", "json")
     assert status.returncode == 0, status.stderr

@@ -129,7 +129,7 @@ def start_stack(home: Path, *arguments: str, headers: Mapping[str, str] | None =
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
-        start_new_session=True,
+        process_group=0,
     )
     try:
         yield Stack(process, _await_ready(process, home), home, headers or {})

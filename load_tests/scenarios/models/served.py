@@ -121,7 +121,7 @@ def _up(sets: Sequence[str], home: Path, arguments: Sequence[str]) -> Iterator[t
     environment = {**os.environ, "KVASIR_HOME": str(home)}
     with (home / "up.log").open("w") as log:
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
         )
     try:
         yield _await_ready(process, home)

@@ -88,9 +88,10 @@ class Child:
 
 
 class Children:
-    """The children of one supervisor, each in a session of its own, so that a Ctrl-C in the terminal reaches
-    only the supervisor, which stops them in order. Call from the main thread's event loop: the kernel ends a
-    child when the thread that started it ends."""
+    """The children of one supervisor, each in a process group of its own, so that a Ctrl-C in the terminal
+    reaches only the supervisor, which stops them in order, and all in its session, so that Linux schedules
+    them alike (ADR 54). Call from the main thread's event loop: the kernel ends a child when the thread that
+    started it ends."""
 
     def __init__(self, logs: Path, env: Mapping[str, str]) -> None:
         self._logs = logs
@@ -121,7 +122,7 @@ class Children:
                 stdout=writing,
                 stderr=writing,
                 env=self._env | dict(env or {}),
-                start_new_session=True,
+                process_group=0,
             )
         except OSError as error:
             os.close(reading)

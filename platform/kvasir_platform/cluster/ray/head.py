@@ -3,6 +3,7 @@
 Ray's defaults are for shared clusters: a dashboard, a log monitor, an autoscaler, a large object store, a
 common temporary folder. Pools need none of these, so the head starts without them, with token authentication
 and a folder of its own. It is stopped by pid, because `ray stop` would stop every Ray on the machine.
+Its processes are in the session of the process that starts it, and in groups of their own (ADR 54).
 
 The GCS may fail: its state is stored outside the process, so a restarted GCS resumes while replicas serve.
 `ray start --block` would stop the node with the GCS, so it is not used.
@@ -161,7 +162,7 @@ class RayHead:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=dict(self._gcs_environment),
-            start_new_session=True,
+            process_group=0,
         )
 
     def _launch(self, command: list[str], env: Mapping[str, str], log: Path) -> None:
@@ -173,7 +174,7 @@ class RayHead:
                     stdout=sink,
                     stderr=subprocess.STDOUT,
                     env=env,
-                    start_new_session=True,
+                    process_group=0,
                     timeout=START_TIMEOUT_S,
                     check=False,
                 ).returncode
