@@ -81,6 +81,11 @@ class _VirtualEngine:
         self._streams: list[_Job] = []
         self._chunks: list[tuple[_Job, int]] = []
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has work, also between two steps."""
+        return self.stepping or bool(self._waiting or self._prompts or self._streams)
+
     def add(self, job: _Job) -> None:
         self._waiting.append(job)
 
@@ -179,7 +184,7 @@ class _Play:
     def _request_s(self, engine: _VirtualEngine) -> float:
         """Return how long a request that arrives takes to its engine."""
         reached = engine.model.coefficients
-        busy = engine.stepping or (self._together and self._other(engine).stepping)
+        busy = engine.busy or (self._together and self._other(engine).busy)
         return (reached.busy_request_s or reached.request_s) if busy else reached.request_s
 
     def _slower(self, engine: _VirtualEngine) -> float:

@@ -83,3 +83,11 @@ def test_what_precedes_a_step_takes_longer_beside_another_step() -> None:
     alone, beside = play(load, slow)
     assert alone.ttft_s == pytest.approx(_ENGINE.prefill_s(32))
     assert beside.ttft_s > play(load, _ENGINE)[1].ttft_s + 0.03
+
+
+def test_a_request_that_comes_at_the_end_of_a_step_is_beside_the_streams_that_go_on() -> None:
+    slow = replace(_ENGINE, coefficients=replace(_ENGINE.coefficients, busy_request_s=0.05))
+    load = [VirtualRequest(0.0, 32, 50), VirtualRequest(0.0, 32, 5), VirtualRequest(0.0, 32, 2)]
+    third = play(load, slow, users=2)[2]
+    assert third.at_s > 0.0
+    assert third.ttft_s > play(load, _ENGINE, users=2)[2].ttft_s + 0.04
