@@ -58,6 +58,7 @@ class VllmEngine(VllmReplica[LegStream]):
             max_live=max_live,
         )
         self._leases: dict[str, None] = {}
+        self._leases_due = asyncio.Event()
         self._preparing = Preparing(self._ready, self._fail)
         self._record: CacheRecord | None = None
         self._media = MediaInputs(MediaRules(), deployment.gateway)
@@ -85,7 +86,7 @@ class VllmEngine(VllmReplica[LegStream]):
         """Free the KV offered under these leases."""
         if self._deployment.disaggregated:
             self._leases.update(dict.fromkeys(lease_ids))
-            self._wake.set()
+            self._leases_due.set()
 
     @property
     def kv(self) -> KvSource | None:
@@ -129,7 +130,10 @@ class VllmEngine(VllmReplica[LegStream]):
 
     def _endless(self) -> list[asyncio.Task[None]]:
         control = self._control()
-        endless = [asyncio.create_task(self._pump(), name="vllm-pump")]
+        endless = [
+            asyncio.create_task(self._pump(), name="vllm-pump"),
+            asyncio.create_task(self._release(), name="vllm-leases"),
+        ]
         if self._record is not None:
             keeping = self._record.keep_exact(control)
             endless.append(asyncio.create_task(keeping, name="vllm-record"))
@@ -209,7 +213,7 @@ class VllmEngine(VllmReplica[LegStream]):
         self._end(stream, stream.fail(code, message))
 
     async def _pump(self) -> None:
-        """Pass work to vLLM, in order of arrival: admissions, then aborts, then lease releases."""
+        """Pass work to vLLM, in order of arrival: admissions, then aborts."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -218,10 +222,16 @@ class VllmEngine(VllmReplica[LegStream]):
                     await self._admit(self._admissions.popleft())
                 else:
                     await self._stop_one(self._aborts.popleft())
-            if self._leases:
-                lease_ids, self._leases = list(self._leases), {}
-                with contextlib.suppress(self._vllm().DEAD):
-                    await self._llm.collective_rpc("kvasir_release_leases", args=(lease_ids,))
+
+    async def _release(self) -> None:
+        """Release leases. The engine core answers between two steps: a prompt that waited for the answer
+        would miss the next step, so this is not part of `_pump`."""
+        while True:
+            await self._leases_due.wait()
+            self._leases_due.clear()
+            lease_ids, self._leases = list(self._leases), {}
+            with contextlib.suppress(self._vllm().DEAD):
+                await self._llm.collective_rpc("kvasir_release_leases", args=(lease_ids,))
 
     async def _admit(self, stream: LegStream) -> None:
         if stream in self._aborts:
