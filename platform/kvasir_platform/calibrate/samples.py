@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from kvasir.performance.step import PromptChunk, StepWork
 
+_LEAST_BUSY = 0.1
+"""A smaller part says nothing of the time beside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
@@ -100,3 +103,9 @@ def hand_over_sample(prompt_tokens: int, seconds: float) -> StepSample:
     prefill to its first token, without the transfer."""
     step = StepWork((PromptChunk(1, prompt_tokens - 1),))
     return StepSample("hand-offs", ((step, 1.0),), 1.0, seconds)
+
+
+def slowed_by(seconds: float, alone_s: float, busy: float) -> float:
+    """Return by which part of its time a step is longer while another engine computes, which it did for the
+    part `busy` of a load: steps took `seconds` on average then, and `alone_s` without the other engine."""
+    return max(0.0, seconds / alone_s - 1.0) / min(1.0, max(_LEAST_BUSY, busy))

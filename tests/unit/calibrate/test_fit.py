@@ -25,6 +25,7 @@ from kvasir_platform.calibrate.samples import (
     hand_over_sample,
     mixed_sample,
     prefill_sample,
+    slowed_by,
 )
 
 _GPU = gpu_named("H100")
@@ -163,3 +164,11 @@ def test_what_precedes_a_step_beside_others_is_what_their_steps_leave() -> None:
     for waits, others in ((True, steps), (False, alone)):
         sample = BusySample(chunk, 4, 500, 1.5 * others + 0.03)
         assert busy_request_s(shared, [sample], waits=waits) == pytest.approx(0.03)
+
+
+def test_steps_are_slower_only_while_the_other_engine_computes() -> None:
+    assert slowed_by(0.006, 0.004, 1.0) == pytest.approx(0.5)
+    assert slowed_by(0.006, 0.004, 0.5) == pytest.approx(1.0)
+    assert slowed_by(0.006, 0.004, 1.2) == pytest.approx(0.5)
+    assert slowed_by(0.0041, 0.004, 0.0) == pytest.approx(0.25)
+    assert slowed_by(0.003, 0.004, 0.5) == 0.0

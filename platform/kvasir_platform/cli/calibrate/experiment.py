@@ -24,6 +24,7 @@ from kvasir_platform.calibrate.samples import (
     hand_over_sample,
     mixed_sample,
     prefill_sample,
+    slowed_by,
 )
 from kvasir_platform.cli.calibrate.client import TimedStream, mean_itl_s
 
@@ -95,10 +96,14 @@ class Experiment:
             self._burst(prompts)
         self._step("prompts beside streams")
         if self._prefillers == self._decoders == 1:
+            self._side_by_side()
+        return self._samples
+
+    def _side_by_side(self) -> None:
+        for _ in range(self._plan.repeats):
             self._beside()
             if self._samples.apart:
                 self._both_busy()
-        return self._samples
 
     def _prompts(self, length: int) -> None:
         found = [self._client.timed(self._prompt(length), 2) for _ in range(self._plan.repeats)]
@@ -172,12 +177,12 @@ class Experiment:
             prompts[plan.beside_tokens] = prompts.get(plan.beside_tokens, 0.0) + len(inside) * each_token
             self._samples.decode.append(mixed_sample(plan.beside, context, prompts, itl))
             return
-        busy = sum(map(self._prefill_s, inside)) / (ends - begins)
         slower = statistics.median(map(self._prefill_s, inside)) / statistics.median(
             map(self._prefill_s, alone)
         )
         self._samples.prefill_slowed.append(max(0.0, slower - 1.0))
-        self._samples.decode_slowed.append(max(0.0, itl / alone_itl - 1.0) / min(1.0, max(0.1, busy)))
+        busy_s = sum(map(self._prefill_s, [*inside, *short]))
+        self._samples.decode_slowed.append(slowed_by(itl, alone_itl, busy_s / (ends - begins)))
 
     def _both_busy(self) -> None:
         """Hand requests over while both of two engines compute: streams, and prompts of two clients."""
