@@ -1,8 +1,9 @@
-"""Runs a command that must not outlive its parent, even if the parent is killed.
+"""Runs a command in a process group of its own that must not outlive its parent, even if that is killed.
 
 Executed as a script: `python -S -E parent_watch.py PARENT_PID COMMAND ARG…`. It requests SIGTERM from the
 kernel on the parent's death and becomes the command. The setting must be made inside the child, because a
-fork clears it, and without running Python between fork and exec of a threaded parent.
+fork clears it, and without running Python between fork and exec of a threaded parent. So is the process
+group, which uvloop cannot set.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _PR_SET_PDEATHSIG = 1
 def main(argv: list[str]) -> None:
     """Bind this process to its parent's life and replace it by the command in `argv[2:]`."""
     parent, command = int(argv[1]), argv[2:]
+    os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:

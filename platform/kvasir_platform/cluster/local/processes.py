@@ -122,7 +122,6 @@ class Children:
                 stdout=writing,
                 stderr=writing,
                 env=self._env | dict(env or {}),
-                process_group=0,
             )
         except OSError as error:
             os.close(reading)

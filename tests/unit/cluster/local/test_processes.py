@@ -47,9 +47,12 @@ async def test_a_child_that_ends_by_itself_is_told_with_its_log(children: Childr
 
 
 async def test_a_child_has_a_process_group_of_its_own_in_its_parents_session(children: Children) -> None:
-    child = await children.spawn("a", ["sleep", "60"])
-    assert os.getpgid(child.pid) == child.pid
-    assert os.getsid(child.pid) == os.getsid(0)
+    lines: list[str] = []
+    program = "import os; print(os.getpid() - os.getpgrp(), os.getsid(0))"
+    child = await children.spawn("a", python(program), on_line=lines.append)
+    await child.wait()
+    await children.stop(1.0)
+    assert lines == [f"0 {os.getsid(0)}"]
 
 
 async def test_sigkill_hints_at_memory(children: Children) -> None:
