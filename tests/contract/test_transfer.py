@@ -285,6 +285,9 @@ def test_a_pull_times_out_when_nothing_more_becomes_complete(pair: Pair) -> None
     pair.target.advance(4.0)
     pair.source.extend(offer.lease_id, [3])
     until_equal(pair, 3, 10)
+    # A block is progress once it is noted, which is before the next one is received.
+    pair.source.extend(offer.lease_id, [4])
+    until_equal(pair, 4, 11)
     pair.target.advance(4.0)
     for _ in range(20):
         assert pair.target.poll() == []
