@@ -41,7 +41,7 @@ class CalibrationDesign:
     def runs(self) -> int:
         """The number of loads, for the display of progress."""
         single = len(self.prompts) + len(self.cached) + len(self.bursts)
-        return single + len(self.streams) + 1
+        return single + len(self.streams) + self.repeats
 
 
 def design(

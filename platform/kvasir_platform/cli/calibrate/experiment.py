@@ -94,13 +94,13 @@ class Experiment:
                 continue
             self._step(f"{prompts} prompts at once")
             self._burst(prompts)
-        self._step("prompts beside streams")
         if self._prefillers == self._decoders == 1:
             self._side_by_side()
         return self._samples
 
     def _side_by_side(self) -> None:
-        for _ in range(self._plan.repeats):
+        for number in range(self._plan.repeats):
+            self._step(f"prompts beside streams, {number + 1} of {self._plan.repeats}")
             self._beside()
             if self._samples.apart:
                 self._both_busy()
