@@ -60,11 +60,11 @@ class _FakeClient:
         return TimedStream(began, times, max_tokens, server, 0, 1000 * self._apart)
 
 
-def _samples(*, apart: bool, said: list[str] | None = None) -> CalibrationSamples:
+def _samples(*, apart: bool, said: list[str] | None = None, repeats: int = 1) -> CalibrationSamples:
     experiment = Experiment(
         _FakeClient(_engine(_TRUE), apart=apart),
         # Streams of this client do not wait for each other, as those of a burst would.
-        replace(design(4096, 64, 100_000, repeats=1), bursts=(), streams=((1, 64), (1, 1999))),
+        replace(design(4096, 64, 100_000, repeats=repeats), bursts=(), streams=((1, 64), (1, 1999))),
         budget=2048,
         apart=apart,
         rng=random.Random(5),
@@ -86,6 +86,13 @@ def test_engines_apart_also_show_transfers_and_hand_offs() -> None:
     found = _samples(apart=True)
     assert {each.kind for each in found.decode} == {"decoding", "hand-offs"}
     assert len(found.transfers) == len(design(4096, 64, 100_000).prompts)
+
+
+def test_prompts_beside_streams_have_as_many_rounds_as_all_else() -> None:
+    said: list[str] = []
+    found = _samples(apart=True, said=said, repeats=3)
+    assert len(found.prefill_slowed) == len(found.decode_slowed) == 3
+    assert said[-3:] == [f"prompts beside streams, {number} of 3" for number in (1, 2, 3)]
 
 
 def test_the_profile_predicts_the_prompts_of_the_engine_it_was_measured_on() -> None:

@@ -42,14 +42,14 @@ def engine(llm: Llm) -> VllmEngine:
     deployment = Deployment()
     made = VllmEngine(deployment, deployment.pools[0], model_path="/m")
     made._record = None
-    runtime = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         DEAD=DeadError,
         REFUSED=(ValueError,),
         EngineControl=lambda *_, **__: None,
         prompt=lambda request: request.tokens,
         sampling_params=lambda request, **_: request.sampling,
     )
-    made._llm, made._runtime = llm, runtime  # type: ignore[assignment]
+    made._llm, made._runtime = llm, runtime
     return made
 
 

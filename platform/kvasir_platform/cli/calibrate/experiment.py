@@ -154,8 +154,7 @@ class Experiment:
         alone_itl = mean_itl_s(self._together(plan.beside, plan.burst_tokens, tokens))
         with ThreadPoolExecutor(1) as threads:
             streams = threads.submit(self._together, plan.beside, plan.burst_tokens, tokens)
-            during: list[TimedStream] = []
-            short: list[TimedStream] = []
+            during, short = [self._one(plan.beside_tokens)], [self._one(plan.burst_tokens)]
             while not streams.done():
                 during.append(self._one(plan.beside_tokens))
                 short.append(self._one(plan.burst_tokens))
