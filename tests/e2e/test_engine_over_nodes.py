@@ -128,7 +128,7 @@ def test_an_engine_over_two_nodes_takes_heads_over_and_writes_what_one_node_writ
 def _hands_over(stack: Stack) -> None:
     def ready() -> bool:
         states = {worker["pool"]: worker["state"] for worker in stack.workers()}
-        return (states["both"], states["decode"]) == ("ready", "ready")
+        return (states.get("both"), states.get("decode")) == ("ready", "ready")
 
     stack.wait_until(ready, PATIENCE_S, "two workers")
     moved = stack.metric("kvasir_transferred_bytes_total")
