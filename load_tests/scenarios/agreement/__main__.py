@@ -1,8 +1,9 @@
 """Whether `kvasir bench` measures what aiperf measures (NVIDIA's load generator for LLM servers).
 
-Both load the same server with the same number of requests and tokens, in turn, several rounds. What is
-compared are the medians over the rounds; a figure agrees if they differ by at most 5 %. The servers are a
-paced mock, whose times do not depend on the load, and a deployment of `kvasir up` on this machine.
+Both load the same server with as many requests and tokens, in turn, several rounds; at a rate, with the same
+arrivals. What is compared are the medians over the rounds; a figure agrees if they differ by at most 5 %. The
+servers are a paced mock, whose times do not depend on the load, and a deployment of `kvasir up` on this
+machine.
 
     make bench-agreement
     make bench-agreement ARGS='--only mock --rounds 3'
@@ -84,12 +85,11 @@ def rounds(url: str, model: str, load: Load, count: int) -> list[tuple[Measured,
 
 def rows(name: str, load: Load, pairs: list[tuple[Measured, Measured]]) -> Iterator[Row]:
     """One row for each figure: by how much the medians differ."""
-    pace = f"{load.concurrency} at a time" if load.rate is None else f"{load.rate:g} per second, Poisson"
+    pace = (
+        f"{load.concurrency} at a time" if load.rate is None else f"{load.rate:g} per second, arrivals alike"
+    )
     about = f"{len(pairs)} rounds of {load.requests} requests, {pace}"
     for figure in pairs[0][0].figures:
-        # The rate of an open loop is that of its arrivals, which the two draw apart.
-        if load.rate is not None and figure in RATES:
-            continue
         ours, theirs = ([each[side].figures[figure] for each in pairs] for side in (0, 1))
         one, other = statistics.median(ours), statistics.median(theirs)
         unit = "" if figure in RATES else " ms"

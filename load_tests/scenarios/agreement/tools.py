@@ -1,8 +1,11 @@
-"""The two load generators, run alike: so many requests at a time, of a fixed number of output tokens."""
+"""The two load generators, run alike: the same number of requests at a time, or the same arrivals; the same
+number of output tokens."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -50,23 +53,30 @@ def install_aiperf() -> Path:
     return command
 
 
+def trace(load: Load, seed: int, path: Path) -> Path:
+    """Write the Poisson arrivals of a load at a rate, as a trace that both tools read (Mooncake's format:
+    milliseconds). Two draws of a hundred arrivals differ in how many requests overlap, and with them in the
+    95th percentile of TTFT."""
+    assert load.rate is not None
+    rng = random.Random(seed)
+    lengths = {"input_length": load.prompt_tokens, "output_length": load.output_tokens, "hash_ids": []}
+    arrivals_s = itertools.accumulate(rng.expovariate(load.rate) for _ in range(load.requests))
+    lines = (json.dumps({"timestamp": round(at * 1e3), **lengths}) for at in arrivals_s)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
 def run_aiperf(url: str, model: str, load: Load, seed: int) -> Measured:
     """Measure with aiperf. Its tokenizer is that of the model that ships with Kvasir, since it makes prompts
     by one; counts of tokens are the server's."""
-    if load.rate is None:
-        pace = ["--concurrency", str(load.concurrency)]
-    else:
-        pace = ["--request-rate", f"{load.rate:g}", "--arrival-pattern", "poisson"]
     with tempfile.TemporaryDirectory(prefix="kvasir-aiperf-") as folder:
         command = [
             *(str(install_aiperf()), "profile", "--model", model, "--url", url),
             *("--endpoint-type", "chat", "--streaming", "--use-server-token-count"),
             *("--tokenizer", str(resolve_model("kvasir-tiny"))),
-            *("--synthetic-input-tokens-mean", str(load.prompt_tokens)),
-            *("--synthetic-input-tokens-stddev", "0", "--output-tokens-mean", str(load.output_tokens)),
-            *("--output-tokens-stddev", "0", "--extra-inputs", "ignore_eos:true", *pace),
-            *("--request-count", str(load.requests), "--warmup-request-count", "8"),
+            *("--extra-inputs", "ignore_eos:true", "--warmup-request-count", "8"),
             *("--random-seed", str(seed), "--artifact-dir", folder, "--ui-type", "none"),
+            *_aiperf_load(load, seed, Path(folder)),
         ]
         _run(command)
         found = json.loads((Path(folder) / "profile_export_aiperf.json").read_text())
@@ -84,16 +94,31 @@ def run_aiperf(url: str, model: str, load: Load, seed: int) -> Measured:
     return Measured(figures, float(found["input_sequence_length"]["avg"]))
 
 
+def _aiperf_load(load: Load, seed: int, folder: Path) -> list[str]:
+    if load.rate is not None:
+        arrivals = str(trace(load, seed, folder / "arrivals.jsonl"))
+        return ["--input-file", arrivals, "--custom-dataset-type", "mooncake_trace", *_FROM_FIRST]
+    return [
+        *("--concurrency", str(load.concurrency), "--request-count", str(load.requests)),
+        *("--synthetic-input-tokens-mean", str(load.prompt_tokens), "--synthetic-input-tokens-stddev", "0"),
+        *("--output-tokens-mean", str(load.output_tokens), "--output-tokens-stddev", "0"),
+    ]
+
+
 def run_ours(url: str, model: str, load: Load, seed: int) -> Measured:
     """Measure with `kvasir bench`."""
-    lengths = f"prompt={load.prompt_tokens},output={load.output_tokens},requests={load.requests}"
-    pace = [] if load.rate is not None else ["--concurrency", str(load.concurrency)]
-    command = [
-        *(sys.executable, "-m", "kvasir_platform.cli.main", "-o", "json", "bench", url, "--model", model),
-        *("--workload", f"synthetic:duration=100000,rate={load.rate or 1:g},{lengths}"),
-        *("--seed", str(seed), *pace),
-    ]
-    found: dict[str, Any] = json.loads(_run(command).splitlines()[-1])["figures"]
+    with tempfile.TemporaryDirectory(prefix="kvasir-bench-") as folder:
+        if load.rate is not None:
+            sent = ["--workload", str(trace(load, seed, Path(folder) / "arrivals.jsonl"))]
+        else:
+            lengths = f"prompt={load.prompt_tokens},output={load.output_tokens},requests={load.requests}"
+            pace = ("--concurrency", str(load.concurrency))
+            sent = ["--workload", f"synthetic:duration=100000,{lengths}", *pace]
+        command = [
+            *(sys.executable, "-m", "kvasir_platform.cli.main", "-o", "json", "bench", url),
+            *("--model", model, "--seed", str(seed), *sent),
+        ]
+        found: dict[str, Any] = json.loads(_run(command).splitlines()[-1])["figures"]
     figures = {
         f"{name} {key}": float(found[name.lower()][key]) * 1e3
         for name in ("TTFT", "TPOT", "ITL", "E2E")
@@ -104,6 +129,8 @@ def run_ours(url: str, model: str, load: Load, seed: int) -> Measured:
     return Measured(figures, float(found["prompt_tokens"]["mean"]))
 
 
+# Both count times from the first request.
+_FROM_FIRST = ("--fixed-schedule", "--fixed-schedule-auto-offset")
 _KEYS = ("mean", "p50", "p95")
 _AIPERF_KEYS = {"mean": "avg", "p50": "p50", "p95": "p95"}
 

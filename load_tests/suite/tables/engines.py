@@ -179,6 +179,7 @@ SCALING = Scenario(
     minutes=35,
 )
 
+_SERVERS = ("mock", "mock at a rate", "kvasir")
 _COMPARED = ("TTFT", "TPOT", "ITL", "E2E")
 _RATES = ("output tokens/s", "requests/s")
 
@@ -189,11 +190,11 @@ AGREEMENT = Scenario(
     (
         *names(
             "{server}: {figure} {part}, difference",
-            server=("mock", "mock at a rate", "kvasir"),
+            server=_SERVERS,
             figure=_COMPARED,
             part=("mean", "p50", "p95"),
         ),
-        *names("mock: {rate}, difference", rate=_RATES),
+        *names("{server}: {rate}, difference", server=_SERVERS, rate=_RATES),
     ),
     (
         "platform/kvasir_platform/bench/**/*.py",

@@ -68,8 +68,9 @@ def read_workload(path: Path, rng: Rng) -> Workload:
 
 
 def read_mooncake(path: Path, rng: Rng) -> Workload:
-    """Read Mooncake's format. Its clock ticks every three seconds, about ten requests per tick: the time of a
-    request within its tick is drawn from `rng`, in the order of the file. Raise ValueError for an invalid
+    """Read Mooncake's format. The clock of the published traces ticks every three seconds, about ten requests
+    per tick: the time of a request within its tick is drawn from `rng`, in the order of the file. Times of a
+    file with an exact clock, most of which occur once, stay what they are. Raise ValueError for an invalid
     line."""
     rows = []
     for number, row in _objects(path):
@@ -176,8 +177,10 @@ def _check_count(path: Path, count: int) -> None:
 
 
 def _spread(times: Sequence[float], rng: Rng) -> list[float]:
-    """Move each time to one within its tick, in order."""
+    """Move each time to one within its tick, in order. A clock is exact if most ticks have one time."""
     ticks = sorted(set(times))
+    if 2 * len(ticks) > len(times):
+        return sorted(times)
     gaps = [later - earlier for earlier, later in pairwise(ticks)]
     # A gap is longer than a tick: no request arrived within it.
     usual = sorted(gaps)[len(gaps) // 2] if gaps else 0.0

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from random import Random
+
 from load_tests.scenarios.agreement.__main__ import LOADS, MOCK, MOCK_RATE, rows
-from load_tests.scenarios.agreement.tools import Measured
+from load_tests.scenarios.agreement.tools import Measured, trace
+
+from kvasir_platform.workload.files import read_workload
 
 
 def measured(ttft: float, rate: float) -> Measured:
@@ -21,8 +27,16 @@ def test_medians_are_compared_in_both_directions() -> None:
     assert next(iter(rows(MOCK, LOADS[MOCK], slower))).met is False
 
 
-def test_rates_of_an_open_loop_are_not_compared() -> None:
-    pairs = [(measured(1.0, 5.0), measured(1.0, 9.0))]
-    assert [row.name for row in rows(MOCK_RATE, LOADS[MOCK_RATE], pairs)] == [
-        "mock at a rate: TTFT p50, difference"
+def test_both_read_the_same_arrivals_from_a_trace(tmp_path: Path) -> None:
+    load = LOADS[MOCK_RATE]
+    path = trace(load, 3, tmp_path / "arrivals.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    workload = read_workload(path, Random(1))
+    assert [round(each.arrival_s * 1e3) for each in workload.requests] == [
+        line["timestamp"] for line in lines
     ]
+    assert {(each.prompt_tokens, each.output_tokens) for each in workload.requests} == {(256, 24)}
+    assert len(lines) == load.requests
+    assert load.rate is not None
+    assert 0.8 < load.requests / (lines[-1]["timestamp"] / 1e3) / load.rate < 1.25
+    assert trace(load, 4, tmp_path / "other.jsonl").read_text() != path.read_text()

@@ -53,6 +53,14 @@ def test_requests_of_one_tick_come_within_it_in_the_order_of_the_file(tmp_path: 
         assert 0.0 <= request.arrival_s - row["timestamp"] / 1000 < 3.0
 
 
+def test_times_of_an_exact_clock_stay_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    at_ms = [0, 7, 1200, 1200, 1950]
+    lines = [{"timestamp": at, "input_length": 5, "output_length": 1, "hash_ids": []} for at in at_ms]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [each.arrival_s * 1e3 for each in read_mooncake(path, Random(1)).requests] == at_ms
+
+
 def test_only_whole_blocks_have_names(trace: Workload) -> None:
     assert all(len(r.names) == r.prompt_tokens // TRACE_BLOCK_TOKENS for r in trace.requests)
 
