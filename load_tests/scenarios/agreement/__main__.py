@@ -1,9 +1,10 @@
 """Whether `kvasir bench` measures what aiperf measures (NVIDIA's load generator for LLM servers).
 
 Both load the same server with as many requests and tokens, in turn, several rounds; at a rate, with the same
-arrivals. What is compared are the medians over the rounds; a figure agrees if they differ by at most 5 %. The
-servers are a paced mock, whose times do not depend on the load, and a deployment of `kvasir up` on this
-machine.
+arrivals. The server's own times differ from run to run, so each figure is divided by what it was for the same
+requests on the wire, where a relay between the two notes it. What is compared are the medians over the
+rounds; a figure agrees if they differ by at most 5 %. The servers are a paced mock, whose times do not depend
+on the load, and a deployment of `kvasir up` on this machine.
 
     make bench-agreement
     make bench-agreement ARGS='--only mock --rounds 3'
@@ -19,12 +20,13 @@ import contextlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.agreement.tools import AIPERF, Load, Measured, install_aiperf, run_aiperf, run_ours
+from load_tests.scenarios.agreement.wire import Wire, relayed
 from load_tests.scenarios.foundation import running_stack
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,6 +40,7 @@ LOADS = {
     # would make a 95th percentile of one or two.
     KVASIR: Load(requests=100, concurrency=0, prompt_tokens=128, output_tokens=32, rate=1.0),
 }
+_Tool = Callable[[str, str, Load, int], Measured]
 RATES = ("output tokens/s", "requests/s")
 
 
@@ -63,20 +66,25 @@ def deployment() -> Iterator[str]:
         yield f"http://{stack.address}"
 
 
-def rounds(url: str, model: str, load: Load, count: int) -> list[tuple[Measured, Measured]]:
+def rounds(wire: Wire, model: str, load: Load, count: int) -> list[tuple[Measured, Measured]]:
     """Measure with both, in turn, each round in the other order; ours first in each pair. Our prompts have as
     many tokens as the server counts for aiperf's, which leaves the template out of its lengths."""
+
+    def measured(run: _Tool, asked: Load, seed: int) -> Measured:
+        found = run(wire.url, model, asked, seed)
+        return replace(found, wire=wire.take(asked.requests))
+
     pairs = []
     alike = load
     for number in range(count):
         seed = number + 1
         if number % 2:
-            ours = run_ours(url, model, alike, seed)
-            theirs = run_aiperf(url, model, load, seed)
+            ours = measured(run_ours, alike, seed)
+            theirs = measured(run_aiperf, load, seed)
         else:
-            theirs = run_aiperf(url, model, load, seed)
+            theirs = measured(run_aiperf, load, seed)
             alike = replace(load, prompt_tokens=round(theirs.prompt_tokens))
-            ours = run_ours(url, model, alike, seed)
+            ours = measured(run_ours, alike, seed)
         pairs.append((ours, theirs))
         shown = ", ".join(f"{each.figures['TTFT p50']:.1f}" for each in (ours, theirs))
         print(f"  round {seed} of {count}: TTFT p50 {shown} ms, ours first", flush=True)
@@ -90,10 +98,13 @@ def rows(name: str, load: Load, pairs: list[tuple[Measured, Measured]]) -> Itera
     )
     about = f"{len(pairs)} rounds of {load.requests} requests, {pace}"
     for figure in pairs[0][0].figures:
-        ours, theirs = ([each[side].figures[figure] for each in pairs] for side in (0, 1))
+        sides = list(zip(*pairs, strict=True))
+        ours, theirs = ([each.beside_wire(figure) for each in side] for side in sides)
         one, other = statistics.median(ours), statistics.median(theirs)
-        unit = "" if figure in RATES else " ms"
         apart = [percent(a, b) for a, b in zip(ours, theirs, strict=True)]
+        shown = ", ".join(
+            _shown(tool, figure, side) for tool, side in zip(("kvasir bench", AIPERF), sides, strict=True)
+        )
         yield Row(
             f"{name}: {figure}, difference",
             abs(percent(one, other)),
@@ -101,8 +112,16 @@ def rows(name: str, load: Load, pairs: list[tuple[Measured, Measured]]) -> Itera
             "lower",
             target=AGREE_PERCENT,
             spread=(min(apart), max(apart)),
-            note=f"kvasir bench {one:.4g}{unit}, {AIPERF} {other:.4g}{unit}; {about}",
+            note=f"{shown}; {about}",
         )
+
+
+def _shown(tool: str, figure: str, side: Sequence[Measured]) -> str:
+    said = statistics.median(each.figures[figure] for each in side)
+    if figure in RATES:
+        return f"{tool} {said:.4g}"
+    wire = statistics.median(each.wire[figure] for each in side)
+    return f"{tool} {said:.4g} ms, {wire:.4g} on the wire"
 
 
 def percent(ours: float, theirs: float) -> float:
@@ -129,9 +148,9 @@ def main() -> None:
             continue
         asked = replace(load, requests=20, output_tokens=8) if args.quick else load
         print(f"{name}:", flush=True)
-        with deployment() if name == KVASIR else mock() as url:
+        with deployment() if name == KVASIR else mock() as url, relayed(url) as wire:
             model = "kvasir-tiny" if name == KVASIR else "scripted"
-            found += rows(name, asked, rounds(url, model, asked, 1 if args.quick else args.rounds))
+            found += rows(name, asked, rounds(wire, model, asked, 1 if args.quick else args.rounds))
     for row in found:
         print(f"{row.name}: {row.value:.2f} % ({row.note})")
     if not args.quick:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a tool measured: times in ms, rates per second; and the mean prompt tokens that the server
-    counted."""
+    """What a tool measured: times in ms, rates per second; the mean prompt tokens that the server counted;
+    and the times of the same requests on the wire, once they are known."""
 
     figures: Mapping[str, float]
     prompt_tokens: float
+    wire: Mapping[str, float] = field(default_factory=dict)
+
+    def beside_wire(self, figure: str) -> float:
+        """Return the figure as a multiple of what it was on the wire; a rate as it is."""
+        return self.figures[figure] / self.wire.get(figure, 1.0)
 
 
 def install_aiperf() -> Path:

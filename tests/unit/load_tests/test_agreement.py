@@ -12,8 +12,8 @@ from load_tests.scenarios.agreement.tools import Measured, trace
 from kvasir_platform.workload.files import read_workload
 
 
-def measured(ttft: float, rate: float) -> Measured:
-    return Measured({"TTFT p50": ttft, "requests/s": rate}, 100.0)
+def measured(ttft: float, rate: float, wire: float = 50.0) -> Measured:
+    return Measured({"TTFT p50": ttft, "requests/s": rate}, 100.0, {"TTFT p50": wire})
 
 
 def test_medians_are_compared_in_both_directions() -> None:
@@ -25,6 +25,12 @@ def test_medians_are_compared_in_both_directions() -> None:
     assert second.value == 0.0
     slower = [(measured(94.0, 1.0), measured(100.0, 1.0))]
     assert next(iter(rows(MOCK, LOADS[MOCK], slower))).met is False
+
+
+def test_what_the_server_did_otherwise_is_no_difference() -> None:
+    ttft, rate = rows(MOCK, LOADS[MOCK], [(measured(150.0, 1.0, wire=100.0), measured(75.0, 1.0, wire=50.0))])
+    assert (ttft.value, rate.value) == (0.0, 0.0)
+    assert ttft.note.startswith("kvasir bench 150 ms, 100 on the wire, aiperf")
 
 
 def test_both_read_the_same_arrivals_from_a_trace(tmp_path: Path) -> None:
