@@ -1,5 +1,5 @@
 """Code that is too slow in Python for router and workers: block hashes, the radix tree over them, a worker's
-shadow, copies and checksums of KV bytes, and the fast path of a token to its client.
+shadow, copies and checksums of KV bytes, costs of places, and the fast path of a token to its client.
 
 A block of a prompt is identified by a 64-bit hash chained over its parent, so that equal hashes mean equal
 prefixes. The chain is Kvasir's own: a change of an engine's hash algorithm or seed cannot make the router's
@@ -39,6 +39,8 @@ try:
         checksum_pieces,
         checksum_weights,
         copy_pieces,
+        cost_pairs,
+        cost_terms,
         frame_piece,
         http_chunk,
         receive_pieces,
@@ -64,6 +66,7 @@ except ImportError:  # no compiler when it was installed
         checksum_weights,
         copy_pieces,
     )
+    from kvasir.native._twin_costs import cost_pairs, cost_terms
     from kvasir.native._twin_framing import frame_piece, http_chunk
     from kvasir.native._twin_lanes import (  # type: ignore[assignment]
         Fan,
@@ -101,6 +104,8 @@ __all__ = [
     "checksum_pieces",
     "checksum_weights",
     "copy_pieces",
+    "cost_pairs",
+    "cost_terms",
     "frame_piece",
     "http_chunk",
     "receive_pieces",

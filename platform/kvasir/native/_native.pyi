@@ -1,6 +1,6 @@
 """The contract of the native module and of its Python twins `_twin`, `_twin_bytes`,
-`_twin_framing`, `_twin_lanes`, `_twin_process` and `_twin_sockets`: same names, same results, except that no
-lane of the twin is ever open.
+`_twin_costs`, `_twin_framing`, `_twin_lanes`, `_twin_process` and `_twin_sockets`: same names, same results,
+except that no lane of the twin is ever open.
 
 Buffers of block names, addresses and lengths are one-dimensional, contiguous, of 8-byte unsigned items
 (`array('Q')`, numpy uint64, or bytes whose length is a multiple of 8); token ids likewise of 4-byte items.
@@ -14,6 +14,7 @@ from typing_extensions import Buffer
 
 from kvasir.native.stats import TreeStats
 from kvasir.ports import router
+from kvasir.ports.routing import FloatColumn, IntColumn, RateColumns
 
 SLOTS: int
 """Owners of one group: the four media in the order of kvasir.core.kv.Medium, then PREDICTED."""
@@ -22,6 +23,40 @@ PREDICTED: int
 
 def chain_hashes(tokens: Buffer, block_size: int, root: int) -> array[int]:
     """The names of the whole blocks of `tokens`, as array('Q')."""
+
+def cost_terms(
+    counts: tuple[IntColumn, ...],
+    kv_token_bytes: FloatColumn,
+    rates: RateColumns,
+    request: tuple[float, float, float, float],
+    weights: tuple[float, float, float, float, float, float],
+    *,
+    whole: bool,
+) -> FloatColumn:
+    """The cost of a request at each place, in seconds, by the model of kvasir_router.decide.cost: a row for
+    each of its TERMS, where those of `slo_s` are 0, and a last one of the prompt tokens that are neither
+    cached nor fetched. Columns are those of kvasir.ports.routing.Candidates.
+
+    `counts`: cached_tokens, tier_tokens, queued_prefill_tokens, waiting, streams, reserved_kv_tokens,
+    held_tokens, kv_tokens. `request`: prompt tokens, output tokens, choices and the promised ITL in seconds.
+    `weights`: of CostWeights within, steepest, streams, work and reuse, and 1 / chunk_tokens. `whole`:
+    prompts may be computed where streams decode; else nothing stalls.
+
+    Raises ValueError for columns of different lengths.
+    """
+
+def cost_pairs(
+    terms: FloatColumn,
+    prefills: IntColumn,
+    decodes: IntColumn,
+    excess_s: FloatColumn | None,
+    promise: tuple[float, float, float, float],
+) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
+    """Of each pair of a place in `prefills` and one in `decodes`, rows of the places of `terms` (cost_terms):
+    the wait for the first token in seconds; what its weight adds to the cost of it, or takes off; and the
+    cost. Shape prefills x decodes. `excess_s` is by how much longer the transfer of each pair takes than the
+    terms say. `promise`: the promised TTFT in seconds, and of CostWeights within, steepest and work. Raises
+    ValueError for a row that is none."""
 
 CHECKSUM_SEED: int
 """The checksum of a group of no pieces."""

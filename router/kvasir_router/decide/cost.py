@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvasir.native import cost_pairs, cost_terms
 from kvasir.ports.clock import Rng
 from kvasir.ports.routing import (
     Candidates,
@@ -69,9 +70,9 @@ _DECODE, _WHOLE, _PREFILL = slice(0, 6), slice(4, 13), slice(6, 13)
 DECODE_TERMS, WHOLE_TERMS, PREFILL_TERMS = TERMS[_DECODE], TERMS[_WHOLE], TERMS[_PREFILL]
 _SLO = 3
 """The column of `slo_s` in either part of a disaggregated request."""
+_TRANSFER, _LINK, _PREFILL_S = (TERMS.index(name) for name in ("transfer_s", "link_s", "prefill_s"))
 _MISSING = len(TERMS)
 """The row after the terms: prompt tokens that are neither cached nor fetched."""
-
 _SHORTEST_S = 1e-9
 """Avoids division by zero for a promised time of zero; too short to be measured."""
 
@@ -126,11 +127,16 @@ class CostPolicy:
         self._disaggregation = disaggregation
         self._rng = rng
         self._weights = weights
+        self._scales = (
+            weights.within,
+            weights.steepest,
+            weights.streams,
+            weights.work,
+            weights.reuse,
+            1.0 / weights.chunk_tokens,
+        )
         # 0-d arrays: numpy takes half as long with them as with numbers.
-        self._one, self._per_chunk = np.array(1.0), np.array(1.0 / weights.chunk_tokens)
         self._within, self._steepest = np.array(weights.within), np.array(weights.steepest)
-        self._work, self._reuse = np.array(weights.work), np.array(weights.reuse)
-        self._streams = np.array(weights.streams)
 
     def decide(self, request: RequestView, candidates: Candidates, now: float) -> Plan | None:
         """See RoutingPolicy; the terms are in seconds."""
@@ -160,71 +166,23 @@ class CostPolicy:
     def _terms(self, request: RequestView, candidates: Candidates, *, whole: bool) -> FloatColumn:
         """Return the cost of every place in any mode: a row for each of TERMS except `slo_s`, and a last one
         of tokens (_MISSING). `whole`: prompts may be computed where streams decode."""
-        rates, one = candidates.rates, self._one
-        prompt, output = float(request.prompt_tokens), float(request.output_tokens)
-        choices = float(request.choices)
-        terms: FloatColumn = np.empty((len(TERMS) + 1, len(candidates)))
-        transfer, step, link, _, memory, decode, queue, load, prefill, _, work, displace, stall, missing = (
-            terms
+        return cost_terms(
+            (
+                candidates.cached_tokens,
+                candidates.tier_tokens,
+                candidates.queued_prefill_tokens,
+                candidates.waiting,
+                candidates.streams,
+                candidates.reserved_kv_tokens,
+                candidates.held_tokens,
+                candidates.kv_tokens,
+            ),
+            candidates.kv_token_bytes,
+            candidates.rates,
+            (request.prompt_tokens, request.output_tokens, request.choices, request.slo.itl_s),
+            self._scales,
+            whole=whole,
         )
-
-        streams = candidates.streams.astype(np.float64)
-        of_streams = rates.step_stream_s * streams
-        running = rates.step_fixed_s + of_streams
-        token_s = np.minimum(streams, one) * running
-        token_s *= self._per_chunk
-        token_s += rates.prefill_token_s
-        queued = candidates.queued_prefill_tokens.astype(np.float64)
-        chunks = np.minimum(candidates.waiting, queued * self._per_chunk + one)
-        np.multiply(queued, token_s, out=queue)
-        queue += chunks * rates.prefill_fixed_s
-
-        np.subtract(prompt, candidates.cached_tokens, out=missing)
-        np.multiply(missing * candidates.kv_token_bytes, rates.transfer_byte_s, out=transfer)
-        transfer += rates.transfer_fixed_s
-        np.multiply(transfer, self._work, out=link)
-        load.fill(0.0)
-        if np.count_nonzero(candidates.tier_tokens):
-            missing -= _from_tiers(candidates, token_s, load)
-        np.multiply(missing, token_s, out=prefill)
-        prefill += rates.prefill_fixed_s
-        np.multiply(prefill, self._work, out=work)
-        kv_tokens = np.maximum(candidates.kv_tokens, one)
-        fullness = np.minimum(candidates.held_tokens / kv_tokens, one)
-        fullness *= self._reuse
-        np.multiply(prefill, fullness, out=displace)
-
-        np.add(running, rates.step_stream_s * choices, out=step)
-        if whole:
-            # Streams there also wait for what is queued before this prompt: that brings them nearer to their
-            # promised ITL, and all of it is spread over an output like this one.
-            backlog = queue + prefill
-            backlog *= 1.0 / max(output, 1.0)
-            backlog += step
-            np.multiply(missing * rates.prefill_token_s, streams, out=stall)
-            stall *= self._urgency(backlog, request.slo.itl_s)
-            stall *= self._streams
-        else:
-            stall.fill(0.0)
-        urgency = self._of_streams(streams, step, request.slo.itl_s)
-        np.add(step, of_streams, out=decode)
-        decode *= urgency * output * choices
-        excess = (prompt + output * choices) + candidates.reserved_kv_tokens
-        excess -= kv_tokens
-        memory.fill(0.0)
-        if excess.item(excess.argmax()) > 0.0:
-            # Streams end, and free their KV, about once in the time of an output.
-            np.multiply(np.maximum(excess, 0.0) / kv_tokens, step * output, out=memory)
-        return terms
-
-    def _of_streams(self, streams: FloatColumn, step: FloatColumn, promised_s: float) -> float:
-        """Return the weight of a second that any stream loses, by the mean ITL of all streams: by each
-        place's own, requests would leave their prefixes for emptier batches."""
-        running = float(np.add.reduce(streams))
-        itl_s = float(np.dot(streams, step)) / running if running else 0.0
-        weights = self._weights
-        used = min(itl_s / max(promised_s, _SHORTEST_S), weights.steepest)
-        return weights.streams * (weights.within + used)
 
     def _urgency(self, seconds: FloatColumn, promised_s: float) -> FloatColumn:
         """Return the weight of each of these waits."""
@@ -252,23 +210,15 @@ class CostPolicy:
         self, request: RequestView, candidates: Candidates, may: Eligible, terms: FloatColumn
     ) -> _Choice | None:
         """Return the best pair on two different workers."""
-        transfer, step, link, _, memory, decode, queue, load, prefill, _, work, displace, stall, _ = terms
-        before, others = queue + load + prefill, work + displace + stall
-        after, output = transfer + memory + step, link + decode
         # None if no link is known: then a place receives as fast from everywhere.
         links = candidates.links
-        transfers = None if links is None else Transfers(request, candidates, links, transfer)
-        prefills, decodes = self._best_of_each(may, before + others, after + output, transfers)
-        ttft = before[prefills][:, None] + after[decodes]
+        transfers = None if links is None else Transfers(request, candidates, links, terms[_TRANSFER])
+        prefills, decodes = self._best_of_each(may, terms, transfers)
         moves = None if transfers is None else transfers.between(prefills, decodes)
-        if moves is not None:
-            ttft += moves.excess_s
-        waits = self._urgency(ttft, request.slo.ttft_s)
-        waits *= ttft
-        costs = waits + others[prefills][:, None]
-        costs += output[decodes]
-        if moves is not None:
-            costs += moves.excess_s * self._work
+        excess_s = None if moves is None else moves.excess_s
+        weights = self._weights
+        promise = (request.slo.ttft_s, weights.within, weights.steepest, weights.work)
+        ttft, slo, costs = cost_pairs(terms, prefills, decodes, excess_s, promise)
         if len(may.prefill) + len(may.decode) > len(candidates):
             # Some places may do either part.
             worker = candidates.worker
@@ -278,32 +228,33 @@ class CostPolicy:
         if flat.item(at) == np.inf:
             return None
         i, j = divmod(at, width)
-        engine_s = self._engine_s(request, candidates, prefill.item(prefills.item(i)), decodes.item(j))
+        prefill_s = terms.item(_PREFILL_S, prefills.item(i))
+        engine_s = self._engine_s(request, candidates, prefill_s, decodes.item(j))
         at = self._among_equals(flat, at, engine_s)
         i, j = divmod(at, width)
-        waits -= ttft
         if moves is not None:
             # The table of decode places is beside the chosen place that prefills.
-            transfer[decodes] += moves.excess_s[i]
-            link[decodes] += moves.excess_s[i] * self._work
-        of_decode = _table("decode", _DECODE, decodes, terms, waits[i])
+            terms[_TRANSFER, decodes] += moves.excess_s[i]
+            terms[_LINK, decodes] += moves.excess_s[i] * weights.work
+        of_decode = _table("decode", _DECODE, decodes, terms, slo[i])
         if moves is not None:
             of_decode = replace(of_decode, links=moves.grid[i])
-        tables = (_table("prefill", _PREFILL, prefills, terms, waits[:, j]), of_decode)
+        tables = (_table("prefill", _PREFILL, prefills, terms, slo[:, j]), of_decode)
         return _Choice(prefills.item(i), decodes.item(j), flat.item(at), ttft.item(i, j), tables)
 
     def _best_of_each(
-        self, may: Eligible, before: FloatColumn, after: FloatColumn, transfers: Transfers | None
+        self, may: Eligible, terms: FloatColumn, transfers: Transfers | None
     ) -> tuple[IntColumn, IntColumn]:
         """Return the places of either part whose pairs are compared: in a large fleet, the cheapest."""
         prefills, decodes = may.prefill, may.decode
         if len(prefills) * len(decodes) <= self._weights.pairs:
             return prefills, decodes
         side = int(self._weights.pairs**0.5)
-        prefills = _cheapest(prefills, before, side)
+        prefills = _cheapest(prefills, terms[_PREFILL].sum(axis=0), side)
+        after: FloatColumn = terms[_DECODE].sum(axis=0)
         if transfers is not None:
             excess_s = transfers.least_excess_s(prefills)
-            after = after + excess_s + excess_s * self._work
+            after += excess_s + excess_s * self._weights.work
         return prefills, _cheapest(decodes, after, side)
 
     def _engine_s(self, request: RequestView, candidates: Candidates, prefill_s: float, decode: int) -> float:
@@ -328,20 +279,6 @@ def _table(part: str, cells: slice, rows: IntColumn, terms: FloatColumn, slo: Fl
     values: FloatColumn = terms[cells].take(rows, 1)
     values[_SLO] = slo
     return TermTable(part, "s", rows, TERMS[cells], values.T)
-
-
-def _from_tiers(candidates: Candidates, token_s: FloatColumn, load: FloatColumn) -> IntColumn:
-    """Return how many tokens are worth fetching from lower tiers, each considered only below the ones above
-    it; writes the seconds that this takes to `load`."""
-    tokens, rates = candidates.tier_tokens, candidates.rates
-    seconds = tokens * candidates.kv_token_bytes[:, None] * rates.tier_byte_s
-    seconds += rates.tier_fixed_s * np.minimum(tokens, 1)
-    saved = np.cumsum(tokens * token_s[:, None] - seconds, axis=1)
-    tier: IntColumn = saved.argmax(axis=1)[:, None]
-    worth = np.take_along_axis(saved, tier, 1)[:, 0] > 0.0
-    load[:] = np.take_along_axis(np.cumsum(seconds, axis=1), tier, 1)[:, 0] * worth
-    fetched: IntColumn = np.take_along_axis(np.cumsum(tokens, axis=1), tier, 1)[:, 0] * worth
-    return fetched
 
 
 def _cheapest(rows: IntColumn, costs: FloatColumn, most: int) -> IntColumn:

@@ -8,6 +8,7 @@
 #include "bytes/bytes.hpp"
 #include "bytes/process.hpp"
 #include "bytes/sockets.hpp"
+#include "decide/costs.hpp"
 #include "hash.hpp"
 #include "items.hpp"
 #include "index/shadow.hpp"
@@ -195,6 +196,7 @@ PYBIND11_MODULE(_native, m) {
   kvasir::bind_sockets(m);
   bind_tree(m);
   bind_shadow(m);
+  kvasir::bind_costs(m);
   kvasir::bind_framing(m);
   kvasir::bind_progress(m);
   kvasir::bind_lanes(m);
