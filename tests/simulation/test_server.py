@@ -66,6 +66,37 @@ def test_every_request_ends_and_nothing_is_left_on_workers_or_in_the_router() ->
         simulation.router.admission.check(0)
 
 
+def first_tokens(
+    *roles: Role, request_s: float, busy_request_s: float = 0.0, rate: float = 0.1
+) -> list[float]:
+    """TTFT of two requests, on a worker of each role, whose engines have these times before the first
+    step."""
+    pools = []
+    for pool in (small_pool(role, 1) for role in roles):
+        model = pool.replica.model
+        reached = replace(model.coefficients, request_s=request_s, busy_request_s=busy_request_s)
+        replica = replace(pool.replica, model=replace(model, coefficients=reached))
+        pools.append(replace(pool, replica=replica))
+    traffic = f"synthetic:rate={rate},requests=2,arrivals=constant,prompt=64,output=400"
+    mode = "always" if len(roles) > 1 else "never"
+    return list(run(server(traffic, *pools, disaggregation=mode))[1].times.ttft_s)
+
+
+@pytest.mark.parametrize("roles", [(Role.BOTH,), (Role.PREFILL, Role.DECODE)])
+def test_a_request_is_prepared_before_its_first_step_on_each_worker(roles: tuple[Role, ...]) -> None:
+    without, with_it = (first_tokens(*roles, request_s=seconds) for seconds in (0.0, 0.25))
+    waited = [late - early for early, late in zip(without, with_it, strict=True)]
+    assert waited == pytest.approx([0.25 * len(roles)] * 2, abs=1e-6)
+
+
+def test_preparing_a_request_takes_longer_beside_steps_on_the_same_processors() -> None:
+    apart = first_tokens(Role.BOTH, request_s=0.01, busy_request_s=0.5)
+    assert max(apart) < 0.1
+    first, beside = first_tokens(Role.BOTH, request_s=0.01, busy_request_s=0.5, rate=1.0)
+    assert first < 0.1
+    assert beside > 0.5
+
+
 def test_a_setting_determines_the_whole_run() -> None:
     setting = server(
         CHAT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvasir.hardware.gpus import GIB
 from kvasir.hardware.offers import GpuOffer, OfferedGpu
@@ -36,6 +37,13 @@ CHUNKS = (2048, 8192)
 """Values of engine.max_num_batched_tokens that plans compare."""
 
 
+class MeasuredTransfer(NamedTuple):
+    """The KV transfer between two replicas that a profile measured: fixed seconds, and seconds of a byte."""
+
+    fixed_s: float
+    byte_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class HardwareChoice:
     """A kind of hardware, and how many devices there are, None for as many as are wanted. `offered` is None
@@ -46,6 +54,7 @@ class HardwareChoice:
     count: int | None = None
     assumed: AssumedCoefficients = FROM_DATA_SHEET
     divisible: bool = True
+    transfer: MeasuredTransfer | None = None
 
     @property
     def coefficients(self) -> Coefficients:

@@ -11,7 +11,7 @@ from statistics import fmean
 from kvasir.performance.coefficients import Coefficients
 from kvasir.performance.speculation import Speculation
 from kvasir.performance.step import Limit, accepted_tokens
-from kvasir_platform.capacity.engines import EngineOption
+from kvasir_platform.capacity.engines import EngineOption, MeasuredTransfer
 from kvasir_platform.capacity.queueing import (
     DecodeState,
     PrefillState,
@@ -171,12 +171,18 @@ def embedding(engine: SizedEngine, replicas: int, rate: float, target: ServiceTa
 
 @dataclass(frozen=True)
 class Pair:
-    """Pools of prefill and decode. KV moves between their replicas at the rate of their network ports, unless
-    `bytes_per_s` says otherwise."""
+    """Pools of prefill and decode. KV moves between their replicas as a profile measured it if both have that
+    hardware, else at the rate of their network ports, unless `bytes_per_s` says otherwise."""
 
     prefill: SizedEngine
     decode: SizedEngine
     bytes_per_s: float = 0.0
+
+    @cached_property
+    def measured(self) -> MeasuredTransfer | None:
+        """The transfer that was measured, None without such a measurement."""
+        one, other = (each.option.hardware for each in (self.prefill, self.decode))
+        return one.transfer if one.name == other.name else None
 
     @cached_property
     def link_bytes_per_s(self) -> float:
@@ -184,6 +190,8 @@ class Pair:
         their rate."""
         if self.bytes_per_s:
             return self.bytes_per_s
+        if self.measured is not None:
+            return 1.0 / self.measured.byte_s
         engines = [each.option for each in (self.prefill, self.decode)]
         ports = min(each.devices * each.engine.device.network_bytes_per_s for each in engines)
         return ports * min(each.engine.coefficients.link for each in engines)
@@ -200,7 +208,8 @@ class Pair:
     @cached_property
     def transfer_s(self) -> tuple[float, ...]:
         """Seconds of the hand-off of each prompt."""
-        return tuple(TRANSFER_FIXED_S + size / self.link_bytes_per_s for size in self.moved_bytes)
+        fixed_s = TRANSFER_FIXED_S if self.measured is None else self.measured.fixed_s
+        return tuple(fixed_s + size / self.link_bytes_per_s for size in self.moved_bytes)
 
     def decoding(self, replicas: int, rate: float) -> tuple[DecodeState, bool]:
         """Return the state of decode replicas, and whether they and their links have room."""

@@ -31,8 +31,8 @@ def refused(*arguments: str) -> str:
     return err.getvalue()
 
 
-def profile(folder: Path, device: str) -> Path:
-    """A profile of an engine on this device, a tenth as fast as data sheets have it."""
+def profile(folder: Path, device: str, transfer: tuple[float, float] = (0.0, 0.0)) -> Path:
+    """A profile of an engine on this device, a tenth as fast as data sheets have it, with this transfer."""
     engine = EngineProfile(
         pool="serve",
         role="both",
@@ -45,7 +45,7 @@ def profile(folder: Path, device: str) -> Path:
         coefficients={"arithmetic": 0.05, "attention": 0.035, "bandwidth": 0.07},
         residuals=(ProfileResidual("decode", 0.08, 40),),
     )
-    made = CalibratedProfile(FORMAT, "llama-3.1-8b", "2026-11-25", {}, (engine,))
+    made = CalibratedProfile(FORMAT, "llama-3.1-8b", "2026-11-25", {}, (engine,), *transfer)
     path = folder / "profile.json"
     path.write_bytes(encode_profile(made))
     return path
@@ -109,3 +109,19 @@ def test_a_simulation_takes_the_times_of_the_profile(tmp_path: Path) -> None:
     usual, slow = times
     assert slow["tpot_s"]["p50"] > 3 * usual["tpot_s"]["p50"]
     assert "profile of 2026-11-25" in slow["about"]
+
+
+def test_a_plan_and_a_simulation_of_pools_apart_take_the_transfer_of_the_profile(tmp_path: Path) -> None:
+    device, load = "NVIDIA H100 80GB HBM3", ("--rate", "0.2", "--prompt-tokens", "1000", *SLO)
+    planned, simulated = [], []
+    for transfer in ((0.0, 0.0), (1.5, 1e-9)):
+        path = str(profile(tmp_path, device, transfer))
+        plan = ("llama-3.1-8b", "--gpus", "H100", "--mode", "disaggregated", *load, "--profile", path)
+        planned.append(data(*plan)["plans"][0]["ttft_s"]["value"])
+        with redirect_stdout(StringIO()) as out:
+            workload = "synthetic:rate=0.2,duration=30,prompt=1000,output=20"
+            pools = ("--prefill", "1", "--decode", "1", "--profile", path)
+            assert main(["sim", "--workload", workload, *pools, "--json"]) == 0
+        simulated.append(json.loads(out.getvalue())["ttft_s"]["p50"])
+    assert planned[1] - planned[0] > 1.4
+    assert 1.4 < simulated[1] - simulated[0] < 1.8

@@ -12,7 +12,7 @@ from kvasir.hardware.gpus import gpu_of_device
 from kvasir.performance.profile import CalibratedProfile, EngineProfile
 from kvasir_platform.calibrate.files import read_profile
 from kvasir_platform.capacity.assumed import AssumedCoefficients, measured
-from kvasir_platform.capacity.engines import CPU, HardwareChoice, measured_cpu
+from kvasir_platform.capacity.engines import CPU, HardwareChoice, MeasuredTransfer, measured_cpu
 from kvasir_platform.capacity.models import PlannedModel
 
 
@@ -30,8 +30,13 @@ def with_profile(
     if not found:
         made = ", ".join(sorted({_name(engine) for engine in profile.engines})) or "nothing"
         raise ConfigError(f"--profile {path} was made on {made}; name that in --gpus, or leave it out")
+    transfer = None
+    if profile.transfer_byte_s:
+        transfer = MeasuredTransfer(profile.transfer_fixed_s, profile.transfer_byte_s)
     return tuple(
-        _measured(each, _assumed(profile, found[each.name])) if each.name in found else each
+        replace(_measured(each, _assumed(profile, found[each.name])), transfer=transfer)
+        if each.name in found
+        else each
         for each in hardware
     )
 

@@ -28,7 +28,13 @@ from kvasir.core.requests import Role, SloClass
 from kvasir.hardware.gpus import GIB
 from kvasir.hardware.offers import OfferedGpu, catalogue
 from kvasir.sizing.shape import EngineShape
-from kvasir_platform.capacity.engines import EngineOption, HardwareChoice, engine_option, gpu_choice
+from kvasir_platform.capacity.engines import (
+    EngineOption,
+    HardwareChoice,
+    MeasuredTransfer,
+    engine_option,
+    gpu_choice,
+)
 from kvasir_platform.capacity.models import PlannedModel
 from kvasir_platform.cli.plan.profile import with_profile
 from kvasir_platform.cli.plan.read import read_model
@@ -194,14 +200,17 @@ def replica_of(
     ranks = option.shape.ranks
     offer = option.hardware.offer
     token = max(1.0, model.kv_token_bytes())
+    moved = option.hardware.transfer or MeasuredTransfer(
+        _TRANSFER_FIXED_S, 1.0 / (ranks * device.network_bytes_per_s * model.coefficients.link)
+    )
     return EngineReplica(
         model,
         ReplicaMemory(max(1, option.fit.tokens // block), int(cpu_bytes / (token * block)), block),
         batch,
         ReplicaLinks(
             cpu_byte_s=1.0 / (ranks * offer.pcie_bytes_per_s * model.coefficients.link),
-            fixed_s=_TRANSFER_FIXED_S,
-            byte_s=1.0 / (ranks * device.network_bytes_per_s * model.coefficients.link),
+            fixed_s=moved.fixed_s,
+            byte_s=moved.byte_s,
         ),
     )
 

@@ -63,6 +63,12 @@ class BatchEngine:
         return len(self._batch.prefilling) + len(self._batch.ready)
 
     @property
+    def request_s(self) -> float:
+        """Seconds that a request takes to this engine, beside the steps that it computes if it does."""
+        reached = self.replica.model.coefficients
+        return (reached.busy_request_s or reached.request_s) if self._run is not None else reached.request_s
+
+    @property
     def load(self) -> EngineLoad:
         """The load that the worker reports."""
         totals, memory = self.totals, self.replica.memory

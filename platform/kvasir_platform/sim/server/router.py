@@ -6,7 +6,7 @@ the loss of a worker it goes on elsewhere with its output so far as part of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -14,15 +14,16 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvBatch, KvSnapshotPart
 from kvasir.core.requests import EngineLoad, Leg, Request, Sampling
+from kvasir.performance.coefficients import DATA_SHEET
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Plan, RoutingTarget
 from kvasir_platform.sim.engine.replica import SIM_MODEL
 from kvasir_platform.sim.engine.sequence import EngineLeg
 from kvasir_platform.sim.server.requests import SimulatedRequest, timings_of, tokens_of, usage_of
 from kvasir_platform.sim.server.results import RequestTimes
-from kvasir_platform.sim.server.setting import ServerSetting, SimCounters
+from kvasir_platform.sim.server.setting import ServerSetting, SimCounters, SimulatedPool
 from kvasir_router.admission import Admission
-from kvasir_router.decide import RateBook, make_policy
+from kvasir_router.decide import CostRates, RateBook, make_policy, rates_of
 from kvasir_router.demand import DemandBook
 from kvasir_router.fleet.fleet import Fleet, TargetLoad
 from kvasir_router.index import FetchSnapshot, FleetIndex
@@ -51,7 +52,7 @@ class SimulatedRouter:
         self.fleet = Fleet(
             policy,
             self.index,
-            RateBook(),
+            RateBook(_priors(setting.pools)),
             hash_blocks=lambda request, _: request.block_hashes,
             expected_output_tokens=setting.expected_output,
         )
@@ -307,3 +308,19 @@ class SimulatedRouter:
         self.fleet.abandon(state.request.request_id)
         for target, work in list(state.charges.items()):
             self.fleet.settle(state.charges, target, work.copy())
+
+
+def _priors(pools: Sequence[SimulatedPool]) -> Callable[[WorkerIdentity], CostRates]:
+    """Return what the router knows of workers before the first measurement: what a profile has measured, as
+    in production, else what their data sheets say."""
+    replicas = {pool.name: pool.replica for pool in pools}
+
+    def priors(identity: WorkerIdentity) -> CostRates:
+        replica = replicas[identity.pool]
+        coefficients, links = replica.model.coefficients, replica.links
+        if coefficients.source == DATA_SHEET.source:
+            return rates_of(identity)
+        rates = rates_of(identity, coefficients)
+        return rates._replace(transfer_fixed_s=links.fixed_s, transfer_byte_s=links.byte_s)
+
+    return priors

@@ -224,8 +224,14 @@ class ServerSimulation:
         if worker is None:
             # It is lost, and the router does not know yet.
             return
-        worker.engine.submit(leg, now)
-        self._wake(worker)
+        self.at(now + worker.engine.request_s, lambda at: self._reached(worker, leg, at))
+
+    def _reached(self, worker: SimulatedWorker, leg: EngineLeg, now: float) -> None:
+        """A leg is prepared for its engine, if that is still there."""
+        if self.workers.get(worker.worker_id) is worker:
+            leg.queued_s = now
+            worker.engine.submit(leg, now)
+            self._wake(worker)
 
     def _let_go(self, worker_id: str, leg: EngineLeg, now: float) -> None:
         worker = self.workers.get(worker_id)
