@@ -15,7 +15,6 @@ from tests.kit.sim.servers import server, small_pool
 from tests.kit.sim.virtual_batching import EnginesApart, VirtualRequest, play
 
 from kvasir.core.requests import Role
-from kvasir.performance.step import EngineModel
 from kvasir_platform.sim.engine.options import BatchOptions
 from kvasir_platform.sim.engine.replica import ReplicaLinks
 from kvasir_platform.sim.server.server import ServerSimulation
@@ -34,10 +33,6 @@ def pool(role: Role) -> SimulatedPool:
     return replace(made, replica=replace(made.replica, model=alike, links=LINKS))
 
 
-def engine(made: SimulatedPool) -> EngineModel:
-    return made.replica.model
-
-
 @pytest.mark.parametrize("rate", [1, 4, 8])
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 def test_the_server_says_what_the_measured_predictor_says(rate: int, apart: bool) -> None:
@@ -46,7 +41,8 @@ def test_the_server_says_what_the_measured_predictor_says(rate: int, apart: bool
     traffic = f"synthetic:rate={rate},requests=300,prompt=700/1900,output=120/300"
     setting = server(traffic, *pools, disaggregation="always" if apart else "never", report_delay_s=0.0)
     times = ServerSimulation(setting, clock=lambda: 0.0).run().times
-    engines = EnginesApart(*map(engine, pools), LINKS.fixed_s, LINKS.byte_s) if apart else engine(pools[0])
+    first, last = (made.replica.model for made in (pools[0], pools[-1]))
+    engines = EnginesApart(first, last, LINKS.fixed_s, LINKS.byte_s) if apart else first
     requests = [
         VirtualRequest(each.arrival_s, each.prompt_tokens, each.output_tokens)
         for each in setting.workload.requests
