@@ -2,9 +2,9 @@
 kvasir_router.decide.regret.
 
 A decision is judged if its request ended well with the placement of its first start: after a retry, a
-failover or another decode worker, the measurements are of more than one placement. Judging takes about as
-long as deciding. So a busy router judges a part of its decisions for the sum, and any other when somebody
-asks for its record.
+failover or another decode worker, the measurements are of more than one placement. Judging takes longer than
+deciding. So a busy router judges a part of its decisions for the sum, and any other when somebody asks for
+its record.
 """
 
 from __future__ import annotations
