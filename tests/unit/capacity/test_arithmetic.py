@@ -11,6 +11,7 @@ from kvasir.hardware.offers import OfferedGpu, catalogue
 from kvasir.performance.coefficients import NOMINAL
 from kvasir.performance.step import accepted_tokens
 from kvasir.sizing.shape import EngineShape
+from kvasir_platform.capacity.analysis.arithmetic import arithmetic
 from kvasir_platform.capacity.engines import (
     EngineOption,
     HardwareChoice,
@@ -19,7 +20,9 @@ from kvasir_platform.capacity.engines import (
     gpu_choice,
 )
 from kvasir_platform.capacity.models import PlannedModel, known_model
+from kvasir_platform.capacity.pools import Mode, ServiceTarget
 from kvasir_platform.capacity.queueing import erlang_c, wait_of
+from kvasir_platform.capacity.search import PlanRequest, search
 from kvasir_platform.capacity.traffic import (
     HOURS,
     LengthSpread,
@@ -155,3 +158,32 @@ def test_a_trace_gives_its_rate_its_peak_and_its_burstiness() -> None:
     assert traffic.peak == pytest.approx(40, rel=0.1)
     assert traffic.burstiness == pytest.approx(0.1)
     assert (traffic.prompt, traffic.computed, traffic.output) == (100, 80, 10)
+
+
+def test_the_explanation_writes_out_the_ceiling_of_bandwidth_and_what_grouped_queries_save() -> None:
+    lengths = LengthSpread(4000, 4000)
+    traffic = stated_traffic(rate=1, peak=2, prompt=lengths, output=LengthSpread(193, 193), prefix_share=0)
+    target, hardware = ServiceTarget(2.0, 0.025, 0.95), (gpu_choice(offered("H100")),)
+    request = PlanRequest(model("llama-3.1-70b"), hardware, traffic, target, 8192, modes=(Mode.AGGREGATED,))
+    plan = next(each for each in search(request).plans if each.pools[0].engine.option.layout == "TP 4")
+    lines = arithmetic(plan, request)
+    # 69.5 billion parameters: the table of embeddings is not read.
+    ceiling = (
+        "bandwidth: 139.0 GB of weights / (4 x 3.35 TB/s) = 10.37 ms: at most 96.4 tokens/s for one stream"
+    )
+    assert ceiling in lines
+    (kv,) = (line for line in lines if line.startswith("KV heads: "))
+    assert kv == (
+        "KV heads: 8 for 64 query heads (GQA); with one for each (MHA) 2,621,440 bytes a token, and 10.74 GB"
+    )
+
+
+def test_a_model_without_grouped_queries_has_no_line_of_what_they_save() -> None:
+    lengths = LengthSpread(1000, 1000)
+    traffic = stated_traffic(rate=1, peak=2, prompt=lengths, output=lengths, prefix_share=0)
+    for name in ("llama-2-7b", "deepseek-v3"):
+        target = ServiceTarget(2.0, 0.05, 0.95)
+        request = PlanRequest(model(name), (gpu_choice(offered("H200")),), traffic, target, 4096)
+        best = search(request).best
+        assert best is not None
+        assert not [line for line in arithmetic(best, request) if line.startswith("KV heads")]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from kvasir.core.requests import Role
+from kvasir.performance.coefficients import NOMINAL
+from kvasir.performance.step import EngineModel
+from kvasir.sizing.dimensions import dimensions
+from kvasir_platform.capacity.models import PlannedModel
 from kvasir_platform.capacity.pools import Mode
 from kvasir_platform.capacity.search import CapacityPlan, PlannedPool, PlanRequest
 
@@ -65,10 +71,45 @@ def _engine(pool: PlannedPool) -> Iterator[str]:
             f"KV: {token:,.0f} bytes a token; {context:,.0f} tokens of a stream are "
             f"{engine.context_bytes(context) / 1e9:.2f} GB; room for {option.requests(context):,.0f} of them"
         )
+        yield from _grouped(option.engine, option.model, context)
+    if pool.role is not Role.EMBED and option.shape.data == 1:
+        yield _ceiling(pool)
     dtype = engine.compute_dtype
     yield (
         f"ridge: {device.peak(dtype) / 1e12:,.0f} TFLOP/s / {device.bytes_per_s / 1e12:.2f} TB/s = "
         f"{device.ridge(dtype):.0f} operations per byte in {dtype}"
+    )
+
+
+def _grouped(engine: EngineModel, model: PlannedModel, context: float) -> Iterator[str]:
+    """Yield what queries that share KV heads (GQA) save against a KV head for each (MHA)."""
+    sizes, attention = dimensions(model.config), engine.work.attention
+    # A latent (MLA) is no head.
+    if sizes.latent or not any(0 < each.kv_heads < sizes.heads for each in attention):
+        return
+    whole = replace(
+        engine.work,
+        attention=tuple(
+            replace(each, elements=each.elements * sizes.heads / each.kv_heads) for each in attention
+        ),
+    )
+    apart = replace(engine, work=whole)
+    yield (
+        f"KV heads: {sizes.kv_heads} for {sizes.heads} query heads (GQA); with one for each (MHA) "
+        f"{apart.kv_token_bytes():,.0f} bytes a token, and {apart.context_bytes(context) / 1e9:.2f} GB"
+    )
+
+
+def _ceiling(pool: PlannedPool) -> str:
+    """What the bandwidth alone allows. Stages read their weights one after the other."""
+    option = pool.engine.option
+    device, readers = option.engine.device, option.shape.tensor
+    seconds = replace(option.engine, coefficients=NOMINAL).decode(1, 0).memory_s
+    read = seconds * readers * device.bytes_per_s
+    unit = "tokens" if pool.engine.speculation is None else "steps"
+    return (
+        f"bandwidth: {read / 1e9:.1f} GB of weights / ({readers} x {device.bytes_per_s / 1e12:.2f} TB/s) = "
+        f"{seconds * 1e3:.2f} ms: at most {1 / seconds:,.1f} {unit}/s for one stream"
     )
 
 
