@@ -28,6 +28,7 @@ from kvasir_platform.capacity.pools import (
     disaggregated,
     embedding,
 )
+from kvasir_platform.capacity.precisions import precisions_on
 from kvasir_platform.capacity.sizes import pair_of_pools, single_pool
 from kvasir_platform.capacity.traffic import TrafficProfile
 
@@ -184,7 +185,7 @@ def _kind(sized: _Sized) -> tuple[object, ...]:
 
 def _options(request: PlanRequest) -> Iterator[EngineOption]:
     for hardware in request.hardware:
-        for precision in request.precisions:
+        for precision in precisions_on(request.model, hardware, request.precisions):
             for chunk in CHUNKS:
                 yield from engine_options(
                     request.model,
@@ -241,7 +242,10 @@ def _moving(engine: SizedEngine) -> SizedEngine:
 
 
 def _exchange(prefill: EngineOption, decode: EngineOption) -> bool:
-    """Whether engines can read each other's KV: equal numbers, and layouts that divide each other."""
+    """Whether engines can be in one deployment, which has one quantization, and can read each other's KV:
+    equal numbers, and layouts that divide each other."""
+    if prefill.shape.quantization != decode.shape.quantization:
+        return False
     fewer, more = sorted((prefill.shape.tensor, decode.shape.tensor))
     cpu = (prefill.hardware.offered is None) == (decode.hardware.offered is None)
     return cpu and prefill.shape.kv_dtype == decode.shape.kv_dtype and more % fewer == 0

@@ -87,7 +87,14 @@ def test_a_tighter_slo_and_a_higher_load_cost_more() -> None:
 def test_the_arithmetic_and_the_advice_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ran(capsys, *LLAMA, "--explain", "--advice")
     assert status == 0
-    for part in ("Little's law", "Erlang C", "ridge: 989 TFLOP/s / 3.35 TB/s = 295", "interconnect?"):
+    for part in (
+        "Little's law",
+        "bandwidth: ",
+        "KV heads: 8 for 32 query heads (GQA)",
+        "Erlang C",
+        "ridge: 989 TFLOP/s / 3.35 TB/s = 295",
+        "interconnect?",
+    ):
         assert part in out
     for name in ("prefix caching", "speculation", "FP8 weights", "FP8 KV", "autoscaling", "chunked prefill"):
         assert name in out
@@ -108,6 +115,33 @@ def test_a_lower_precision_is_proposed_where_it_makes_a_model_fit(
     status, out, _ = ran(capsys, "plan", "llama-3.1-8b", "--gpus", "RTX-4090:1", "--prompt-tokens", "60000")
     assert status == 1
     assert "with --quantization fp8 it fits on 1 x RTX-4090, fp8" in out
+
+
+def test_int8_is_proposed_where_fp8_is_not_computed(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = ran(capsys, "plan", "llama-3.1-8b", "--gpus", "A10:1", "--prompt-tokens", "60000")
+    assert status == 1
+    assert "with --quantization int8 it fits on 1 x A10, int8" in out
+
+
+def test_a_plan_in_int8_is_written_as_workers_serve_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("plan", "llama-3.1-8b", "--gpus", "A10,T4", "--quantization", "int8")
+    status, out, _ = ran(capsys, *arguments, "--write", str(tmp_path))
+    assert status == 0
+    assert "1 x A10, int8" in out
+    spec = tmp_path / "kvasir.yaml"
+    assert "quantization: int8" in spec.read_text(encoding="utf-8")
+    assert ran(capsys, "config", "validate", "-f", str(spec))[0] == 0
+
+
+def test_a_plan_in_int8_for_this_machine_is_ready_to_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("plan", "kvasir-tiny", "--gpus", "CPU:1", "--prompt-tokens", "200", "--output-tokens", "50")
+    assert ran(capsys, *arguments, "--quantization", "int8", "--write", str(tmp_path))[0] == 0
+    status, out, _ = ran(capsys, "check", "-f", str(tmp_path / "kvasir.yaml"), "--port", "0")
+    assert status == 0, out
 
 
 def test_an_slo_that_no_number_of_replicas_meets_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,8 +175,20 @@ def test_batches_show_what_limits_a_step_and_what_a_token_costs(capsys: pytest.C
         assert after["tokens_per_s"] > before["tokens_per_s"]
         assert after["dollars_per_million"] < before["dollars_per_million"]
     for row in rows:
+        assert row["within_itl"] == (None if row["batch"] == 0 else row["step_s"] <= 0.05)
         assert row["of_peak"] < 0.5
         assert row["of_bandwidth"] < 0.7
+
+
+def test_batches_that_keep_the_itl_are_marked_and_the_largest_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slo = ("--slo", "itl=0.03")
+    arguments = ("plan", "llama-3.1-8b", "--gpus", "A10", *slo, "--batches")
+    _, out, _ = ran(capsys, *arguments)
+    rows = [line.split() for line in out.splitlines() if line.startswith("1 x A10")]
+    assert [line[-1] for line in rows] == ["-", "NO", "NO", "NO", "-", "yes", "yes", "yes", "NO"]
+    assert "ITL within 30 ms, without prompts beside it: 1 x A10: none; 1 x A10, int8: 16" in out
 
 
 def test_every_layout_has_a_reason_for_or_against_it() -> None:
@@ -271,6 +317,8 @@ def test_the_chart_is_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (("llama-3.1-8b", "--max-model-len", "100"), "the longest request has 1250 tokens"),
         (("llama-3.1-8b", "--catalogue", "none.yaml"), "no such file"),
         (("--config", "other.json"), "is called config.json"),
+        (("llama-3.1-8b", "--quantization", "int8", "--gpus", "B200,A10"), "no int8 kernels for B200"),
+        (("gpt-oss-20b", "--quantization", "int8"), "it is quantized already"),
     ],
 )
 def test_a_wrong_option_is_refused_with_what_to_do(

@@ -9,12 +9,14 @@ from kvasir.performance.speculation import Speculation, best_lookahead, speculat
 from kvasir.performance.step import PromptChunk, StepWork
 from kvasir_platform.capacity.engines import PrecisionChoice
 from kvasir_platform.capacity.pools import Mode, SizedEngine
-from kvasir_platform.capacity.search import CapacityPlan, PlanRequest, SearchResult, search
+from kvasir_platform.capacity.precisions import computes_int8, eight_bits, int8_problem
+from kvasir_platform.capacity.search import CapacityPlan, SearchResult, search
 
 _ACCEPTANCE = 0.7
 _FOUR_BITS = 4.5 / 8
 _HOST_LINK = 0.8
 """Of PCIe's rate, which loads from host memory reach."""
+_NAMES = {"fp8": "FP8", "int8": "int8"}
 _WORTH = 0.02
 """A part of the cost below which nothing is gained."""
 
@@ -146,15 +148,22 @@ def _cost_text(plan: CapacityPlan) -> str:
 
 
 def _weights_precision(result: SearchResult, plan: CapacityPlan) -> Optimisation:
-    name, field = "FP8 weights", "model.quantization: fp8"
     option = plan.pools[0].engine.option
+    kinds = {pool.engine.option.hardware.name: pool.engine.option.hardware for pool in plan.pools}
+    ways = [eight_bits(option.model, each) for each in kinds.values()]
+    way = "int8" if "int8" in ways else "fp8"
+    name, field = f"{_NAMES[way]} weights", f"model.quantization: {way}"
     if option.model.config.quantization is not None:
         return Optimisation(name, False, "the checkpoint is quantized already", field)
     if option.shape.quantization != "none":
         return Optimisation(name, True, "the plan has them", field)
-    if not all(pool.engine.option.hardware.device.fp8 for pool in plan.pools):
-        return Optimisation(name, False, f"{option.hardware.name} computes no FP8", field)
-    precision = PrecisionChoice("fp8", option.shape.kv_dtype)
+    if None in ways:
+        lacking = next(each for each, found in zip(kinds.values(), ways, strict=True) if found is None)
+        reason = int8_problem(option.model) or "vLLM has no int8 kernels for it"
+        return Optimisation(name, False, f"{lacking.name} computes no FP8; no int8 either: {reason}", field)
+    if way == "int8" and not all(computes_int8(each) for each in kinds.values()):
+        return Optimisation(name, False, f"{' and '.join(kinds)} have no format of 8 bits in common", field)
+    precision = PrecisionChoice(way, option.shape.kv_dtype)
     return _precision(name, field, _compared(result, plan, precision))
 
 
@@ -252,13 +261,3 @@ def _two_kinds(result: SearchResult) -> Optimisation:
         f"{_cost_text(mixed)} against {_cost_text(equal)}",
         field,
     )
-
-
-def precisions(request: PlanRequest, *, quantization: str, kv_dtype: str) -> tuple[PrecisionChoice, ...]:
-    """Return the precisions that plans may have; `any` compares those that the hardware computes."""
-    stored = request.model.config.quantization is not None
-    fp8 = any(each.device.fp8 for each in request.hardware)
-    weights = ("none", "fp8") if quantization == "any" and fp8 and not stored else (quantization,)
-    weights = ("none",) if weights == ("any",) else weights
-    numbers = ("auto", "fp8") if kv_dtype == "any" and fp8 else ("auto" if kv_dtype == "any" else kv_dtype,)
-    return tuple(PrecisionChoice(each, kv) for each in weights for kv in numbers)

@@ -108,7 +108,10 @@ def _add_choices(group: argparse._ArgumentGroup) -> None:
         "--mode", choices=("auto", "aggregated", "disaggregated"), default="auto", help="default: auto"
     )
     group.add_argument(
-        "--quantization", choices=("none", "fp8", "any"), default="none", help="of weights at load (none)"
+        "--quantization",
+        choices=("none", "fp8", "int8", "any"),
+        default="none",
+        help="of weights at load (none)",
     )
     group.add_argument("--kv-dtype", choices=("auto", "fp8", "any"), default="auto", help="of KV (auto)")
     group.add_argument(

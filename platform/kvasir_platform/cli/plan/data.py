@@ -68,6 +68,7 @@ def as_data(report: PlanReport) -> dict[str, Any]:
                 "of_peak": each.of_peak,
                 "of_bandwidth": each.of_bandwidth,
                 "dollars_per_million": each.dollars,
+                "within_itl": each.within_itl,
             }
             for each in report.batches
         ],

@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvasir.checkpoint.model_config import ModelConfig, read_model_config
-from kvasir.config.load.gpu_catalogue import read_catalogue
 from kvasir.core.errors import ConfigError
 from kvasir.hardware.offers import OfferedGpu, catalogue
 from kvasir.performance.speculation import Speculation
-from kvasir_platform.capacity.analysis.optimisations import precisions
 from kvasir_platform.capacity.assumed import cautious
 from kvasir_platform.capacity.engines import CPU, HardwareChoice, cpu_choice, gpu_choice
 from kvasir_platform.capacity.known_models import KNOWN_MODELS
 from kvasir_platform.capacity.models import PlannedModel, known_model, planned_model
 from kvasir_platform.capacity.pools import Mode, ServiceTarget
+from kvasir_platform.capacity.precisions import computes_int8, precisions
 from kvasir_platform.capacity.search import PlanRequest
 from kvasir_platform.capacity.traffic import (
     LengthSpread,
@@ -28,7 +27,6 @@ from kvasir_platform.capacity.traffic import (
     stated_traffic,
 )
 from kvasir_platform.cli.plan.profile import with_profile
-from kvasir_platform.cluster.preflight.probe import probe_model
 from kvasir_platform.workload.files import open_workload
 from kvasir_platform.workload.requests import Workload
 
@@ -50,6 +48,8 @@ def read_request(args: argparse.Namespace) -> PlanRequest:
     }[args.mode]
     slo = args.slo
     hardware = read_hardware(args.gpus, args.catalogue)
+    if args.gpus is None and args.quantization == "int8":
+        hardware = tuple(filter(computes_int8, hardware))
     if args.profile is not None:
         hardware = with_profile(hardware, args.profile, model)
     if args.cautious:
@@ -64,7 +64,7 @@ def read_request(args: argparse.Namespace) -> PlanRequest:
         speculation=Speculation(args.acceptance, args.speculate) if args.speculate else None,
         link_bytes_per_s=(args.network_gbps or 0.0) * 1e9 / 8,
     )
-    chosen = precisions(request, quantization=args.quantization, kv_dtype=args.kv_dtype)
+    chosen = precisions(model, hardware, quantization=args.quantization, kv_dtype=args.kv_dtype)
     return replace(request, precisions=chosen)
 
 
@@ -77,6 +77,9 @@ def read_model(name: str | None, config: Path | None) -> PlannedModel:
         raise ConfigError(f"name either a model or --config FILE; known without a network: {known_names}")
     if not Path(name).exists() and (known := known_model(name)) is not None:
         return known
+    # It takes a fifth of a second to import, and known shapes do without.
+    from kvasir_platform.cluster.preflight.probe import probe_model
+
     probe = probe_model(name, "main")
     if probe.config is None:
         reason = probe.problem or probe.unknown or "it is not in the cache, and HF_HUB_OFFLINE is set"
@@ -172,7 +175,7 @@ def _length(stated: int | None, traffic: TrafficProfile, model: PlannedModel) ->
 
 def read_hardware(text: str | None, file: Path | None) -> tuple[HardwareChoice, ...]:
     """Return the hardware that `text` names, or all GPUs with a price."""
-    known = catalogue() if file is None else read_catalogue(file)
+    known = catalogue() if file is None else _read_catalogue(file)
     if text is None:
         return tuple(gpu_choice(each) for each in known if each.offer.dollars_per_hour is not None)
     chosen: list[HardwareChoice] = []
@@ -186,6 +189,13 @@ def read_hardware(text: str | None, file: Path | None) -> tuple[HardwareChoice, 
             raise ConfigError(f"--gpus: {made.name} is named twice; add the numbers")
         chosen.append(made)
     return tuple(chosen)
+
+
+def _read_catalogue(file: Path) -> tuple[OfferedGpu, ...]:
+    # It imports what reads specs.
+    from kvasir.config.load.gpu_catalogue import read_catalogue
+
+    return read_catalogue(file)
 
 
 def _gpu(name: str, known: Sequence[OfferedGpu]) -> OfferedGpu:

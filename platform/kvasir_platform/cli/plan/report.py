@@ -29,7 +29,7 @@ PLAN_HEAD = (
 ADVICE_HEAD = ("HARDWARE", "VERDICT", "STAGE", "OK", "WHY")
 LAYOUT_HEAD = ("HARDWARE", "LAYOUT", "DEVICES", "ONE STREAM", "EXCHANGE", "$/H PEAK", "WHY")
 BATCH_HEAD = (
-    "ENGINE", "BATCH", "STEP", "TOKENS/S", "LIMIT", "OPS/BYTE", "OF PEAK", "OF BANDWIDTH", "$/M",
+    "ENGINE", "BATCH", "STEP", "TOKENS/S", "LIMIT", "OPS/BYTE", "OF PEAK", "OF BANDWIDTH", "$/M", "ITL",
 )  # fmt: skip
 SHEET_HEAD = ("OPTIMISATION", "PAYS", "WHY", "FIELD")
 
@@ -101,7 +101,7 @@ def _nothing(report: PlanReport) -> Iterator[str]:
         yield from remedies_for(report.result.request)
         return
     yield "no plan meets the SLO at this load with this hardware"
-    yield "--advice says at which stage each fails; relax --slo, name other or more GPUs, or allow fp8"
+    yield "--advice says at which stage each fails; relax --slo, name other or more GPUs, or allow 8 bits"
 
 
 def memory_row(budget: MemoryBudget) -> tuple[str, ...]:
@@ -246,6 +246,7 @@ def batch_cells(row: BatchRow) -> tuple[str, ...]:
         f"{row.of_peak:.1%}",
         f"{row.of_bandwidth:.0%}",
         _price(row.dollars),
+        _MARKS[row.within_itl],
     )
 
 
@@ -253,12 +254,23 @@ def batch_lines(report: PlanReport) -> Iterator[str]:
     """Yield the table of batches, with the ridge of each kind of hardware."""
     yield "steps of the smallest engine that fits: a prompt, and streams by batch"
     yield table(BATCH_HEAD, [batch_cells(each) for each in report.batches], (1, 2, 3, 5, 6, 7, 8))
+    yield from _largest(report)
     for engine in {row.option.hardware.name: row.option.engine for row in report.batches}.values():
         device = engine.device
         yield (
             f"{device.name}: memory limits below {device.ridge('bfloat16'):.0f} operations per byte in 16 "
             f"bits" + (f", {device.ridge('fp8'):.0f} in FP8" if device.fp8 else "")
         )
+
+
+def _largest(report: PlanReport) -> Iterator[str]:
+    """Yield the largest batch of each engine whose steps keep the promised ITL."""
+    streams = [row for row in report.batches if row.batch]
+    kept = {row.option.title: row.batch for row in streams if row.within_itl}
+    if titles := dict.fromkeys(row.option.title for row in streams):
+        found = "; ".join(f"{title}: {kept.get(title) or 'none'}" for title in titles)
+        promised = report.result.request.target.itl_s * 1e3
+        yield f"largest batch here with ITL within {promised:g} ms, without prompts beside it: {found}"
 
 
 def arithmetic_lines(report: PlanReport) -> Iterator[str]:
