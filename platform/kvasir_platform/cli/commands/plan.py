@@ -6,8 +6,6 @@ import argparse
 from importlib import metadata
 from pathlib import Path
 
-from kvasir.config.load.loader import loads
-from kvasir.config.load.yaml_document import render
 from kvasir.core.errors import ConfigError
 from kvasir_platform.capacity.analysis.advice import hardware_advice
 from kvasir_platform.capacity.analysis.arithmetic import arithmetic
@@ -101,6 +99,10 @@ def _write(report: PlanReport, request: PlanRequest, folder: Path, output: Comma
     if best is None:
         output.text("nothing is written: no plan meets the SLO")
         return
+    # They take a quarter of a second to import, and most calls write nothing.
+    from kvasir.config.load.loader import loads
+    from kvasir.config.load.yaml_document import render
+
     spec = render(deployment_of(best, request))
     # What is written is valid by the same checks as any other file.
     loads(spec, str(folder / "kvasir.yaml"))
