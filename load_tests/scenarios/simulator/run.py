@@ -1,6 +1,8 @@
-"""The speed of the simulator, whether its runs replay exactly, and policies beside the fluid bound.
+"""The speed of the simulator, whether its runs replay exactly, policies beside the fluid bound, and the time
+of plans.
 
 make bench-sim
+make bench-sim ARGS="--only plan" the time of plans; other rows of the report are kept
 make bench-sim ARGS=--quick       smaller fleets and fewer seeds, without a report
 """
 
@@ -39,7 +41,8 @@ from kvasir_platform.sim.server.setting import (
 from kvasir_platform.workload.files import open_workload
 from kvasir_platform.workload.requests import Workload
 from kvasir_router.decide import POLICIES
-from load_tests.report import Row, write
+from load_tests.report import REPORTS, Row, read, write
+from load_tests.scenarios.simulator.plans import BEGINNING, plan_rows
 
 SEEDS = 1_000
 SMALL, LARGE, HOUR_S, TEN_MINUTES_S = 16, 1_000, 3600.0, 600.0
@@ -174,7 +177,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="small, without a report")
-    quick = parser.parse_args(argv).quick
+    parser.add_argument("--only", choices=("plan",), help="measure plans; others keep their rows")
+    args = parser.parse_args(argv)
+    rows = [] if args.only else simulated(quick=args.quick)
+    say("plans")
+    rows += plan_rows(1) if args.quick else plan_rows()
+    for row in rows:
+        say(f"{row.name}: {row.value:.4g} {row.unit}  {row.note}")
+    if not args.quick:
+        write("sim", "make bench-sim", [*(_kept() if args.only else ()), *rows])
+    return int(any(row.met is False for row in rows))
+
+
+def _kept() -> list[Row]:
+    return [row for row in read(REPORTS / "sim.json") if not row.name.startswith(BEGINNING)]
+
+
+def simulated(*, quick: bool) -> list[Row]:
+    """Measure what is simulated."""
     rows = [small_fleet(20.0 if quick else 1800.0, RATE_EACH)]
     say("a large fleet")
     rows.append(large_fleet(10 if quick else LARGE, 20.0 if quick else HOUR_S))
@@ -190,8 +210,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     experiments = run_all(CommandOutput(json=True, out=StringIO()))
     took = time.perf_counter() - began
     rows.append(Row(f"showcase, {len(experiments)} experiments", took, "s", "lower", 60.0))
-    for row in rows:
-        say(f"{row.name}: {row.value:.4g} {row.unit}  {row.note}")
-    if not quick:
-        write("sim", "make bench-sim", rows)
-    return int(any(row.met is False for row in rows))
+    return rows

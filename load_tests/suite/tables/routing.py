@@ -100,8 +100,18 @@ SIMULATOR = Scenario(
             who=("cost", *_COMPARATORS),
         ),
         f"showcase, {ANY} experiments",
+        *names(
+            "plan of {model} on four GPU types",
+            model=("llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b"),
+        ),
+        "plan of four models on four GPU types, in all",
     ),
-    (*DECISION, *SIMULATION, *measuring("scenarios/simulator/*.py")),
+    (
+        *DECISION,
+        *SIMULATION,
+        "platform/kvasir_platform/capacity/search.py",
+        *measuring("scenarios/simulator/*.py"),
+    ),
     lines=MODULE,
     minutes=20,
 )

@@ -15,6 +15,7 @@ from load_tests.scenarios.policies import APART, POLICIES, RULES_APART, WITHOUT_
 from load_tests.scenarios.policies import SIZES as FLEETS
 from load_tests.scenarios.regions.selection import SELECTIONS
 from load_tests.scenarios.scorecard.run import ROWS
+from load_tests.scenarios.simulator.plans import MODELS as PLANNED
 from load_tests.scenarios.simulator.run import COMPARED
 from load_tests.scenarios.threads.__main__ import STREAMS, VARIANTS
 from load_tests.suite.catalog import SCENARIOS
@@ -59,6 +60,7 @@ def test_policies_and_fleets_are_declared() -> None:
         beginning = f"goodput of the fluid bound, {preset}, "
         names = SCENARIOS["sim"].rows
         assert {name.removeprefix(beginning) for name in names if name.startswith(beginning)} == set(ROUTED)
+    assert declared("sim", "plan of ", " on four GPU types") == {*PLANNED, "four models"}
     assert declared("eviction", "CPU per block, ", ", 4 workers") == {FLOOR, *KINDS}
     rows = SCENARIOS["regions"].rows
     assert {row.removeprefix("wait p99, ") for row in rows if row.startswith("wait p99, ")} == set(SELECTIONS)
