@@ -63,6 +63,7 @@ def _pool(pool: PlannedPool) -> dict[str, Any]:
     if pool.replicas > 1:
         data["scaling"] = {"min": 1, "max": pool.replicas}
     if option.hardware.offered is None:
+        data["gpus"] = 0
         data["cpus"] = float(option.devices)
     else:
         data["gpus"] = option.shape.ranks // _nodes(pool)
