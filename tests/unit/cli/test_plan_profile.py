@@ -125,3 +125,18 @@ def test_a_plan_and_a_simulation_of_pools_apart_take_the_transfer_of_the_profile
         simulated.append(json.loads(out.getvalue())["ttft_s"]["p50"])
     assert planned[1] - planned[0] > 1.4
     assert 1.4 < simulated[1] - simulated[0] < 1.8
+
+
+def test_a_profile_of_a_cpu_is_simulated_on_its_own_cores(tmp_path: Path) -> None:
+    path = str(profile(tmp_path, "AMD EPYC"))
+    options = ("--model", "kvasir-tiny", "--workload", "chat:rate=1,duration=5", "--profile", path)
+    with redirect_stdout(StringIO()) as out:
+        assert main(["sim", *options, "--gpu", "CPU", "--json"]) == 0
+    about = json.loads(out.getvalue())["about"]
+    assert "(1 CPU engine)" in about
+    assert "profile of 2026-11-25" in about
+    with redirect_stderr(StringIO()) as err:
+        assert main(["sim", *options, "--gpu", "CPU:4"]) == 2
+        assert main(["sim", *options]) == 2
+    assert "write --gpu CPU" in err.getvalue()
+    assert "was made on CPU; choose that hardware" in err.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 from kvasir_platform.cli.main import main
+from kvasir_platform.cli.sim.arguments import add_sim_options
+from kvasir_platform.cli.sim.read import read_request
+from kvasir_platform.sim.server.setting import SimulatedPool
 
 SHORT = "chat:rate=8,duration=10"
 
@@ -104,6 +108,94 @@ def test_pools_settings_and_slo_come_from_a_kvasir_yaml(
     assert "policy least_loaded" in found["about"]
 
 
+def planned(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> Path:
+    """The kvasir.yaml of the first plan."""
+    assert main(["plan", "--rate", "10", *options, "--write", str(folder)]) == 0
+    capsys.readouterr()
+    return folder / "kvasir.yaml"
+
+
+def test_a_written_plan_is_simulated_with_its_model_hardware_precision_and_price(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec = planned(capsys, tmp_path, "llama-3.1-8b", "--gpus", "L40S", "--quantization", "fp8")
+    found = run(capsys, "-f", str(spec), "--workload", SHORT)
+    assert found["about"].startswith("llama-3.1-8b on 2 x serve (1 x L40S, fp8);")
+    assert found["dollars"] == pytest.approx(2 * 0.86 * found["virtual_s"] / 3600)
+    full = run(capsys, "-f", str(spec), "--quantization", "none", "--workload", SHORT)
+    assert found["itl_s"]["p50"] < 0.7 * full["itl_s"]["p50"]
+
+
+def test_prefill_and_decode_of_a_plan_run_on_their_own_gpus(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec = planned(capsys, tmp_path, "llama-3.1-70b", "--gpus", "H100:8,L40S:64", "--mode", "disaggregated")
+    found = run(capsys, "-f", str(spec), "--workload", SHORT)
+    assert "5 x prefill (4 x L40S, TP 4), 1 x decode (4 x H100, TP 4)" in found["about"]
+    hours = found["virtual_s"] / 3600
+    assert found["dollars"] == pytest.approx((5 * 4 * 0.86 + 4 * 2.99) * hours, rel=0.01)
+    alike = run(capsys, "-f", str(spec), "--gpu", "H100", "--workload", SHORT)
+    assert "5 x prefill (4 x H100, TP 4), 1 x decode (4 x H100, TP 4)" in alike["about"]
+    assert alike["ttft_s"]["p50"] < 0.6 * found["ttft_s"]["p50"]
+    assert alike["itl_s"]["p50"] == pytest.approx(found["itl_s"]["p50"], rel=0.1)
+
+
+def test_a_pool_without_gpus_runs_on_its_cores(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    load = ("--rate", "0.01", "--prompt-tokens", "100", "--output-tokens", "50", "--slo", "ttft=60,itl=1")
+    spec = planned(capsys, tmp_path, "llama-3.1-8b", "--gpus", "CPU", *load)
+    workload = ("--workload", "chat:rate=0.05,duration=60")
+    found = run(capsys, "-f", str(spec), *workload)
+    assert "1 x serve (8 cores)" in found["about"]
+    more = run(capsys, "-f", str(spec), "--gpu", "CPU:32", *workload)
+    assert "1 x serve (32 cores)" in more["about"]
+    assert more["itl_s"]["p50"] < 0.5 * found["itl_s"]["p50"]
+
+
+def test_options_come_before_the_spec_and_the_spec_before_defaults(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec = tmp_path / "kvasir.yaml"
+    spec.write_text(
+        "model: {source: llama-3.1-8b}\n"
+        "disaggregation: never\n"
+        "tiers: {cpu: {bytes: 20000000000}}\n"
+        "cost: {prices: {L4: 7}}\n"
+        "pools: [{name: serve, role: both, replicas: 2, gpu: L4, engine: {block_size: 16, kv_dtype: fp8}}]\n"
+    )
+    args = argparse.ArgumentParser()
+    add_sim_options(args)
+
+    def pool(*options: str) -> SimulatedPool:
+        given = args.parse_args(["-f", str(spec), "--workload", SHORT, *options])
+        (found,) = read_request(given).setting.pools
+        return found
+
+    stated, other = pool(), pool("--gpu", "L40S", "--block", "64", "--cpu-kv-gib", "0", "--workers", "3")
+    memory = stated.replica.memory
+    assert (stated.replica.model.device.name, memory.block_tokens, stated.replicas) == ("L4", 16, 2)
+    assert memory.cpu_blocks * 16 * stated.replica.kv_token_bytes == pytest.approx(20e9, rel=0.001)
+    assert stated.dollars_per_hour == 7
+    memory = other.replica.memory
+    assert (other.replica.model.device.name, memory.block_tokens, other.replicas) == ("L40S", 64, 3)
+    assert memory.cpu_blocks == 0
+    assert other.dollars_per_hour == 0.86
+
+
+def test_what_a_spec_leaves_open_or_no_run_plays_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec = tmp_path / "kvasir.yaml"
+    spec.write_text(
+        "model: {source: llama-3.1-8b, max_model_len: 1024}\n"
+        "lora: [{name: law, path: /adapters/law}]\n"
+        "tiers: {disk: {path: /cache}}\n"
+    )
+    assert main(["sim", "-f", str(spec), "--workload", SHORT]) == 0
+    said = capsys.readouterr()
+    assert "names no gpu for prefill, decode: H100 is assumed" in said.out
+    assert f"not simulated of {spec}: lora, tiers.disk, model.max_model_len 1024" in said.err
+
+
 def test_a_recording_is_simulated_at_another_speed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -138,6 +230,13 @@ def test_what_cannot_be_simulated_is_refused_with_what_to_do(capsys: pytest.Capt
     assert "none of cost" in refused(capsys, "compare", "--policies", "best")
     assert "no preset" in refused(capsys, "--workload", "nonsense")
     assert "known without a network" in refused(capsys, "--model", "/no/such/folder")
+    assert "number of cores of a worker" in refused(capsys, "--gpu", "CPU:many")
+    assert "more cores, as --gpu CPU:16" in refused(capsys, "--gpu", "CPU:1")
+    assert "set --tp 1" in refused(capsys, "--gpu", "CPU:64", "--tp", "2")
+    assert "choose others with --autoscale" in refused(capsys, "--workers", "5", "--autoscale", "1:3")
+    assert "`kvasir plan bge-m3` sizes pools" in refused(
+        capsys, "--model", "bge-m3", "--workload", "embeddings:rate=20,duration=5"
+    )
 
 
 def test_the_times_are_drawn_as_a_png(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def with_profile(
     }
     if not found:
         made = ", ".join(sorted({_name(engine) for engine in profile.engines})) or "nothing"
-        raise ConfigError(f"--profile {path} was made on {made}; name that in --gpus, or leave it out")
+        raise ConfigError(f"--profile {path} was made on {made}; choose that hardware, or leave it out")
     transfer = None
     if profile.transfer_byte_s:
         transfer = MeasuredTransfer(profile.transfer_fixed_s, profile.transfer_byte_s)

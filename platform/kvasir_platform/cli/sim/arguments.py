@@ -19,15 +19,18 @@ whose steps take what the performance model computes. Nothing is started, and no
 MODEL is a folder, a Hugging Face id, or a known shape such as llama-3.1-8b, llama-3.1-70b, qwen3-30b-a3b,
 gpt-oss-120b or deepseek-v3. A workload is a preset with parameters (synthetic, chat, rag, agents, embeddings,
 burst, diurnal), a trace, or a recording of `kvasir-workload/1`. A fault is KIND@SECONDS[:WORKER[:LASTS]] with
-KIND crash, slow or drain. With -f, pools, engine settings, SLO classes, admission and scaling come from a
-kvasir.yaml, and other options replace them.
+KIND crash, slow or drain. With -f, the model, the hardware and engines of each pool, CPU memory for KV, SLO,
+admission and scaling come from a kvasir.yaml, such as `kvasir plan --write` makes, and other options replace
+them. What the file has and no run plays is named on stderr. Embedding models are not simulated.
 
 examples:
   kvasir sim --workers 4 --workload chat:rate=20,duration=120
   kvasir sim --prefill 2 --decode 2 --workload rag:rate=15 --html run.html     play the run in a browser
   kvasir sim --model llama-3.1-70b --tp 4 --workload chat:rate=10 --faults crash@30:0
   kvasir sim --workers 1 --autoscale 1:8 --workload burst:rate=10
+  kvasir plan llama-3.1-8b --gpus H100,L40S --write plan && kvasir sim -f plan/kvasir.yaml
   kvasir sim -f kvasir.yaml --gpu L40S --workload traffic.jsonl:speed=2
+  kvasir sim --model qwen3-8b --gpu CPU:32 --workload chat:rate=0.1
   kvasir sim compare --policies cost,round_robin,dynamo --workload rag:rate=20
   kvasir sim showcase --html showcase.html"""
 
@@ -61,7 +64,7 @@ def add_sim_options(sim: argparse.ArgumentParser) -> None:
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
     group.add_argument("-f", "--file", type=Path, metavar="FILE", help="take the deployment from a spec")
     group.add_argument("--model", metavar="MODEL", help="what is served (llama-3.1-8b)")
-    group.add_argument("--gpu", default="H100", metavar="NAME", help="a GPU of the catalogue (H100)")
+    group.add_argument("--gpu", metavar="NAME", help="a GPU of the catalogue (H100), or CPU:CORES")
     group.add_argument("--catalogue", type=Path, metavar="FILE", help="GPUs and prices of your own (YAML)")
     group.add_argument("--profile", type=Path, metavar="FILE", help="measurements of `kvasir calibrate`")
     group.add_argument("--tp", type=_ranks, metavar="N", help="GPUs of a worker: 1, 2, 4 or 8 (1)")
@@ -76,7 +79,6 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--start-s",
         type=_SECONDS,
-        default=60.0,
         metavar="S",
         help="seconds until a new worker serves (60)",
     )
@@ -101,9 +103,9 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         "--preemption", choices=("recompute", "swap", "drop"), default="recompute", help="(recompute)"
     )
     group.add_argument(
-        "--cpu-kv-gib", type=number(0, 1e5), default=0.0, metavar="N", help="KV of a worker in CPU memory"
+        "--cpu-kv-gib", type=number(0, 1e5), metavar="N", help="KV of a worker in CPU memory (0)"
     )
-    group.add_argument("--speculate", type=_LOOKAHEAD, default=0, metavar="N", help="proposals of a step (0)")
+    group.add_argument("--speculate", type=_LOOKAHEAD, metavar="N", help="proposals of a step (0)")
     group.add_argument(
         "--acceptance", type=share, default=0.7, metavar="X", help="chance that one is accepted (0.7)"
     )
@@ -112,7 +114,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--quantization", choices=("none", "int8", "fp8"), help="of weights at load (none)")
     group.add_argument("--kv-dtype", choices=("auto", "fp8"), help="of KV (auto)")
-    group.add_argument("--block", type=_COUNT, default=64, metavar="N", help="tokens of a KV block (64)")
+    group.add_argument("--block", type=_COUNT, metavar="N", help="tokens of a KV block (64)")
 
 
 def _add_traffic(group: argparse._ArgumentGroup) -> None:

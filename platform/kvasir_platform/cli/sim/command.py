@@ -43,6 +43,8 @@ def sim(args: argparse.Namespace, output: CommandOutput) -> int:
         return showcase(args, output)
     request = read_request(args)
     output.text(request.about)
+    if request.note:
+        output.note(request.note)
     if args.action == "compare":
         return _compare(request, args, output)
     simulation, result = run(request, output)

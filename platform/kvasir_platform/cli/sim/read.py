@@ -1,7 +1,7 @@
 """Reads what is simulated: model, hardware and traffic become the setting of a run.
 
-Flags become a deployment, as a kvasir.yaml would; pools, admission and planner are made from it in either
-case.
+An option comes before the spec, and the spec before a default. Pools, admission and planner are made from the
+deployment that results.
 """
 
 from __future__ import annotations
@@ -9,39 +9,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 
-from kvasir.config.load.gpu_catalogue import read_catalogue
-from kvasir.config.load.loader import load
-from kvasir.config.spec.deployment import (
-    Deployment,
-    EngineSpec,
-    ModelSpec,
-    PoolScalingSpec,
-    PoolSpec,
-    ScalingSpec,
-    SloSpec,
-)
+from kvasir.config.spec.deployment import Deployment, PoolSpec
 from kvasir.core.errors import ConfigError
-from kvasir.core.requests import Role, SloClass
+from kvasir.core.requests import SloClass
 from kvasir.hardware.gpus import GIB
-from kvasir.hardware.offers import OfferedGpu, catalogue
+from kvasir.sizing.fit import fit
+from kvasir.sizing.pools import rank_memory
 from kvasir.sizing.shape import EngineShape
-from kvasir_platform.capacity.engines import (
-    EngineOption,
-    HardwareChoice,
-    MeasuredTransfer,
-    engine_option,
-    gpu_choice,
-)
+from kvasir_platform.capacity.engines import EngineOption, MeasuredTransfer, engine_option
 from kvasir_platform.capacity.models import PlannedModel
-from kvasir_platform.cli.plan.profile import with_profile
 from kvasir_platform.cli.plan.read import read_model
-from kvasir_platform.cli.sim.arguments import SloText
+from kvasir_platform.cli.sim.deployment import read_deployment
 from kvasir_platform.cli.sim.faults import read_faults
+from kvasir_platform.cli.sim.hardware import GPU, PoolHardware, hardware_of
 from kvasir_platform.sim.engine.options import Batching, BatchOptions, Preemption, SpeculationOptions
-from kvasir_platform.sim.engine.replica import SIM_MODEL, EngineReplica, ReplicaLinks, ReplicaMemory
+from kvasir_platform.sim.engine.replica import EngineReplica, ReplicaLinks, ReplicaMemory
 from kvasir_platform.sim.server.setting import ServerSetting, SimulatedPool, with_blocks
 from kvasir_platform.workload.files import load_workload, open_workload
 from kvasir_platform.workload.requests import Workload
@@ -50,36 +34,36 @@ from kvasir_platform.workload.text import GeneratedSource, parse_workload
 from kvasir_router.admission import UNLIMITED
 from kvasir_router.admission.from_spec import rules_of
 
-MODEL, CHUNK, SEATS = "llama-3.1-8b", 8192, 256
 FRAMES = 240
 _TRANSFER_FIXED_S = 0.003
-_LEAST_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """A run as asked for: its setting, and what it is in words. `at` returns the workload at a multiple of
-    its rate."""
+    """A run as asked for: its setting, and what it is in words. `note` says what the spec has and the run
+    leaves out, "" for nothing. `at` returns the workload at a multiple of its rate."""
 
     setting: ServerSetting
     about: str
     at: Callable[[float], Workload]
+    note: str = ""
 
 
 def read_request(args: argparse.Namespace) -> SimRequest:
     """Return what the options ask for. Raises ConfigError that says what to correct."""
-    deployment = _deployment(args)
-    named = args.model or (deployment.model.source if args.file is not None else MODEL)
-    model = read_model(named, None)
-    hardware = gpu_choice(_gpu(args.gpu, args.catalogue))
-    if args.profile is not None:
-        (hardware,) = with_profile((hardware,), args.profile, model)
+    read = read_deployment(args)
+    deployment = read.deployment
+    model = _model(deployment, args)
+    hardware = hardware_of(deployment, args, model)
     workload = open_workload(args.workload, Random(args.seed))  # noqa: S311
     if not workload.requests:
         raise ConfigError(f"--workload {args.workload}: no request: raise duration or rate")
     longest = max(each.prompt_tokens + each.output_tokens for each in workload.requests)
-    options = {pool.name: _option(model, hardware, pool, args, longest) for pool in deployment.pools}
+    options = {
+        pool.name: _option(model, hardware[pool.name], deployment, pool, longest) for pool in deployment.pools
+    }
     pools = tuple(_pool(pool, options[pool.name], deployment, args) for pool in deployment.pools)
+    _check_blocks(pools)
     _check_length(pools, longest)
     slo = deployment.slo[0]
     setting = ServerSetting(
@@ -94,100 +78,70 @@ def read_request(args: argparse.Namespace) -> SimRequest:
         seed=args.seed,
         frames=FRAMES if args.html is not None else 0,
     )
-    return SimRequest(setting, _about(model, options, setting, args.workload), _rates(args, pools))
+    about = _about(model, options, setting, args.workload)
+    assumed = [name for name, each in hardware.items() if each.assumed]
+    if assumed:
+        about += (
+            f"; {args.file} names no gpu for {', '.join(assumed)}: {GPU} is assumed, unless --gpu names one"
+        )
+    left_out = list(read.left_out)
+    length = deployment.model.max_model_len
+    if args.file is not None and length != "auto" and longest > length:
+        left_out.append(f"model.max_model_len {length} (the longest request has {longest} tokens)")
+    note = f"not simulated of {args.file}: {', '.join(left_out)}" if left_out else ""
+    return SimRequest(setting, about, _rates(args, pools), note)
 
 
-def _deployment(args: argparse.Namespace) -> Deployment:
-    """Return the deployment of a file with the options on top, or of the options alone. Only its first model
-    is simulated."""
-    if args.file is not None:
-        view = load(args.file, []).views()[0]
-        pools = tuple(_overridden(pool, args) for pool in view.pools)
-    else:
-        view, pools = None, tuple(_pools(args))
-    classes = () if view is None else view.slo
-    if args.slo is not None or not classes:
-        slo = args.slo or SloText()
-        classes = (SloSpec(name="default", ttft_s=slo.ttft, itl_s=slo.itl),)
-    roles = {pool.role for pool in pools}
-    modes = {True: "always", False: "never"} if Role.BOTH not in roles or len(roles) == 1 else {}
-    disaggregation = view.disaggregation if view else modes.get(len(roles) > 1, "auto")
-    values: dict[str, object] = {
-        "model": ModelSpec(source="kvasir-tiny", served_name=SIM_MODEL),
-        "disaggregation": disaggregation,
-        "slo": classes,
-        "pools": pools,
-        "scaling": ScalingSpec(start_s=max(1.0, args.start_s)) if view is None else view.scaling,
-    }
-    if view is not None:
-        values |= {"admission": view.admission, "routing": view.routing}
-    made = Deployment.model_validate(values)
-    return made if args.policy is None else _with_policy(made, args.policy)
-
-
-def _with_policy(deployment: Deployment, policy: str) -> Deployment:
-    routing = type(deployment.routing).model_validate(deployment.routing.model_dump() | {"policy": policy})
-    return deployment.model_copy(update={"routing": routing})
-
-
-def _pools(args: argparse.Namespace) -> list[PoolSpec]:
-    sizes = {Role.PREFILL: args.prefill, Role.DECODE: args.decode, Role.BOTH: args.workers}
-    if (args.prefill is None) != (args.decode is None):
-        raise ConfigError("--prefill and --decode go together: prompts computed apart need both pools")
-    if not any(sizes.values()):
-        sizes[Role.BOTH] = 4
-    least, most = args.autoscale or (1, 1)
-    scaling = None if args.autoscale is None else PoolScalingSpec(min=least, max=most)
-    engine = EngineSpec(max_num_seqs=args.batch or SEATS, max_num_batched_tokens=args.chunk or CHUNK)
-    return [
-        _overridden(PoolSpec(name=role.value, role=role, replicas=size, scaling=scaling, engine=engine), args)
-        for role, size in sizes.items()
-        if size
-    ]
-
-
-def _overridden(pool: PoolSpec, args: argparse.Namespace) -> PoolSpec:
-    changes = {
-        "tensor_parallel_size": args.tp,
-        "max_num_seqs": args.batch,
-        "max_num_batched_tokens": args.chunk,
-        "kv_dtype": args.kv_dtype,
-        "chunked_prefill": False if args.no_chunked_prefill else None,
-        "prefix_caching": False if args.no_prefix_cache else None,
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
-    return pool.model_copy(update={"engine": pool.engine.model_copy(update=given)})
-
-
-def _gpu(name: str, file: Path | None) -> OfferedGpu:
-    known = catalogue() if file is None else read_catalogue(file)
-    found = next((each for each in known if each.name.lower() == name.lower()), None)
-    if found is None:
-        raise ConfigError(f"--gpu {name} is not in the catalogue: {', '.join(each.name for each in known)}")
-    return found
+def _model(deployment: Deployment, args: argparse.Namespace) -> PlannedModel:
+    source = deployment.model.source
+    try:
+        model = read_model(source, None)
+    except ConfigError as error:
+        if args.file is None or args.model is not None:
+            raise
+        raise ConfigError(f"model.source of {args.file}: {error}; --model takes the place of it") from error
+    if model.embeds or deployment.embeds:
+        raise ConfigError(
+            f"{model.name} computes embeddings, and `kvasir sim` plays models that generate; "
+            f"`kvasir plan {source}` sizes pools for it"
+        )
+    return model
 
 
 def _option(
-    model: PlannedModel, hardware: HardwareChoice, pool: PoolSpec, args: argparse.Namespace, longest: int
+    model: PlannedModel, hardware: PoolHardware, deployment: Deployment, pool: PoolSpec, longest: int
 ) -> EngineOption:
-    engine = pool.engine
+    engine, served = pool.engine, deployment.model
+    length = (model.config.max_positions or 0) if served.max_model_len == "auto" else served.max_model_len
     shape = EngineShape(
-        max_model_len=max(_LEAST_LENGTH, longest),
+        max_model_len=max(length, longest),
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
+        block_size=engine.block_size,
         tensor=engine.tensor_parallel_size,
         pipeline=engine.pipeline_parallel_size,
         data=engine.data_parallel_size,
         expert_parallel=engine.expert_parallel,
+        dtype=served.dtype,
         kv_dtype=engine.kv_dtype,
-        quantization=args.quantization or "none",
+        quantization=served.quantization,
     )
-    option = engine_option(model, hardware, shape)
+    on_cpu = hardware.choice.offered is None
+    if on_cpu and shape.ranks > 1:
+        raise ConfigError(
+            f"{pool.name}: a worker on CPUs is simulated as one rank; set --tp 1 and pipeline and data "
+            "parallel sizes of 1, and give it more cores, as --gpu CPU:16"
+        )
+    option = engine_option(model, hardware.choice, shape, cores=hardware.cores)
+    memory = rank_memory(pool, option.engine.device.memory_bytes)
+    option = replace(option, fit=fit(option.need, memory))
     if not option.fits:
         short = option.fit.missing / GIB
+        remedy = (
+            "more cores, as --gpu CPU:16" if on_cpu else "a larger --tp, --quantization fp8 or another --gpu"
+        )
         raise ConfigError(
-            f"{model.name} does not fit on {shape.ranks} x {hardware.name}: {short:.1f} GiB are missing; try "
-            "a larger --tp, --quantization fp8 or another --gpu"
+            f"{model.name} does not fit on {option.title}: {short:.1f} GiB are missing; try {remedy}"
         )
     return option
 
@@ -219,7 +173,9 @@ def _pool(
     pool: PoolSpec, option: EngineOption, deployment: Deployment, args: argparse.Namespace
 ) -> SimulatedPool:
     engine = pool.engine
-    lookahead = args.speculate or (engine.speculative.tokens if engine.speculative is not None else 0)
+    lookahead = args.speculate
+    if lookahead is None:
+        lookahead = 0 if engine.speculative is None else engine.speculative.tokens
     speculation = SpeculationOptions(args.acceptance, lookahead, args.draft_cost) if lookahead else None
     batch = BatchOptions(
         batching=Batching(args.batching),
@@ -231,9 +187,24 @@ def _pool(
         preemption=Preemption(args.preemption),
         speculation=speculation,
     )
-    replica = replica_of(option, batch, args.block, args.cpu_kv_gib * GIB)
+    replica = replica_of(option, batch, engine.block_size, _cpu_bytes(pool, deployment, args))
     price = option.dollars_per_hour or None
     return SimulatedPool(pool.name, pool.role, pool.replicas, replica, price, deployment.scaling.start_s)
+
+
+def _cpu_bytes(pool: PoolSpec, deployment: Deployment, args: argparse.Namespace) -> float:
+    if args.cpu_kv_gib is not None:
+        return float(args.cpu_kv_gib * GIB)
+    tiers = deployment.tiers
+    return float(tiers.memory.bytes * pool.engine.data_parallel_size) if tiers.configured else 0.0
+
+
+def _check_blocks(pools: tuple[SimulatedPool, ...]) -> None:
+    sizes = sorted({pool.replica.memory.block_tokens for pool in pools})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"pools have KV blocks of {sizes[0]} and {sizes[-1]} tokens, and a run has one size: set --block"
+        )
 
 
 def _check_length(pools: tuple[SimulatedPool, ...], longest: int) -> None:
@@ -251,11 +222,12 @@ def _check_length(pools: tuple[SimulatedPool, ...], longest: int) -> None:
 def _about(
     model: PlannedModel, options: dict[str, EngineOption], setting: ServerSetting, workload: str
 ) -> str:
+    sources = dict.fromkeys(option.engine.coefficients.source for option in options.values())
     fleet = ", ".join(f"{pool.replicas} x {pool.name} ({options[pool.name].title})" for pool in setting.pools)
     return (
         f"{model.name} on {fleet}; {workload}: {len(setting.workload.requests):,} requests; policy "
         f"{setting.policy}; SLO: TTFT {setting.slo.ttft_s:g} s, {setting.slo.itl_s * 1e3:g} ms per token; "
-        f"times by {next(iter(options.values())).engine.coefficients.source}"
+        f"times by {' and '.join(sources)}"
     )
 
 
