@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from kvasir_platform.sim.server.bound import FluidBound, fluid_bound
 from kvasir_platform.sim.server.results import ServerResult
+from kvasir_platform.sim.server.scaling import planned
 from kvasir_platform.sim.server.server import ServerSimulation
 from kvasir_platform.sim.server.setting import RunLimits, ServerSetting
 from kvasir_platform.workload.requests import Workload
@@ -53,8 +54,9 @@ def compare(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> PolicyComparison:
     """Search every policy's goodput. `workload_at` returns the workload at a multiple of its rate; without
-    it, the same requests arrive closer together or farther apart."""
-    bound = fluid_bound(setting)
+    it, the same requests arrive closer together or farther apart. The bound is that of the largest fleet that
+    the planner may make."""
+    bound = fluid_bound(setting.largest())
     begin = setting.workload
     rate = len(begin.requests) / max(begin.duration_s, 1e-9)
     start = 0.7 * bound.requests_per_s / rate
@@ -88,7 +90,8 @@ def best_rate(
     def meets(factor: float) -> bool:
         workload = workload_at(factor)
         limits = RunLimits(tail_s=workload.duration_s + 60.0)
-        result = ServerSimulation(replace(setting, workload=workload), clock=clock, limits=limits).run()
+        simulation = ServerSimulation(replace(setting, workload=workload), clock=clock, limits=limits)
+        result = planned(simulation).run()
         if result.attainment < search.attained:
             return False
         found[factor] = result

@@ -84,3 +84,10 @@ class SimulatedPlanner:
             if states.get(worker_id) is not ReplicaState.STARTING
         )
         return DemandReport("router", _EPOCH, self._sequence, {SIM_MODEL: traffic}, workers)
+
+
+def planned(simulation: ServerSimulation) -> ServerSimulation:
+    """Return the simulation, with the planner beside it if its setting has a deployment."""
+    if simulation.setting.deployment is not None:
+        SimulatedPlanner(simulation, simulation.setting.deployment)
+    return simulation

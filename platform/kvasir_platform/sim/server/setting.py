@@ -81,6 +81,17 @@ class ServerSetting:
         """The same run under another routing policy."""
         return replace(self, policy=policy)
 
+    def largest(self) -> ServerSetting:
+        """The same run with pools as large as the planner may make them."""
+        specs = {} if self.deployment is None else {pool.name: pool.scaling for pool in self.deployment.pools}
+        most = {name: scaling.max for name, scaling in specs.items() if scaling is not None}
+        return replace(
+            self,
+            pools=tuple(
+                replace(pool, replicas=max(pool.replicas, most.get(pool.name, 0))) for pool in self.pools
+            ),
+        )
+
 
 def with_blocks(workload: Workload, pools: tuple[SimulatedPool, ...]) -> Workload:
     """Return the workload with blocks of the engines' size."""
