@@ -222,6 +222,64 @@ def test_compare_ranks_policies_as_parts_of_the_bound(capsys: pytest.CaptureFixt
     assert goodputs == sorted(goodputs, reverse=True)
 
 
+def test_compare_lets_the_planner_size_pools_and_bounds_the_largest_fleet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load = ("--workload", "synthetic:rate=2,duration=60", "--slo", "ttft=2,itl=0.1", "--batch", "16")
+    options = (
+        "compare",
+        "--policies",
+        "round_robin",
+        "--workers",
+        "1",
+        "--gpu",
+        "L4",
+        "--quantization",
+        "fp8",
+    )
+    fixed = run(capsys, *options, *load)
+    sized = run(capsys, *options, *load, "--autoscale", "1:3", "--start-s", "1")
+    assert sized["bound"]["requests_per_s"] == pytest.approx(3 * fixed["bound"]["requests_per_s"])
+    assert sized["policies"][0]["goodput"] > 1.3 * fixed["policies"][0]["goodput"]
+
+
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [
+        ("run", {"--policies": "cost", "--attained": "0.9"}),
+        ("compare", {"--policy": "round_robin"}),
+        (
+            "showcase",
+            {
+                "--png": "times.png",
+                "--seed": "1",
+                "--profile": "measured.json",
+                "--model": "qwen3-8b",
+                "--workload": SHORT,
+                "--faults": "crash@3",
+                "--file": "kvasir.yaml",
+                "--no-admission": "",
+            },
+        ),
+    ],
+)
+def test_an_action_refuses_options_that_have_no_effect_on_it(
+    capsys: pytest.CaptureFixture[str], action: str, options: dict[str, str]
+) -> None:
+    for option, value in options.items():
+        error = refused(capsys, action, option, *filter(None, [value]))
+        assert f"{option} has no effect on {action}: leave it out; it belongs to `kvasir sim " in error
+
+
+def test_help_names_the_actions_of_options_that_few_take(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sim", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the routing policy (cost) [run]" in text
+    assert "to rank (all) [compare]" in text
+    assert "a page of the results [run, compare, showcase]" in text
+
+
 def test_what_cannot_be_simulated_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a larger --tp" in refused(capsys, "--model", "llama-3.1-70b")
     assert "catalogue: GB200" in refused(capsys, "--gpu", "H9000")
@@ -243,3 +301,13 @@ def test_the_times_are_drawn_as_a_png(capsys: pytest.CaptureFixture[str], tmp_pa
     picture = tmp_path / "times.png"
     assert main(["sim", "--workload", SHORT, "--png", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_draws_the_times_of_each_policy_as_a_png(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "policies.png"
+    options = ("--policies", "cost,round_robin", "--workers", "1", "--workload", "rag:rate=20,duration=4")
+    assert main(["sim", "compare", *options, "--png", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"chart: {picture}" in capsys.readouterr().out

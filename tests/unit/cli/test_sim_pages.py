@@ -45,6 +45,21 @@ def test_the_page_of_a_run_plays_queues_batches_kv_and_transfers(
     assert len(file.read_bytes()) < 400_000
 
 
+def test_the_page_of_a_comparison_shows_each_policy_beside_the_bound(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "policies.html"
+    options = ("--policies", "cost,round_robin", "--workers", "2", "--workload", "rag:rate=20,duration=4")
+    found = figures(capsys, "compare", *options, "--html", str(file))
+    page, charts = open_charts(file, "sim-compare", tmp_path)
+    sound(page)
+    assert [(chart.name, chart.cut) for chart in charts] == [("Goodput, % of the bound", ())]
+    for each in found["policies"]:
+        assert f"{each['policy']} {each['goodput']:.2f} {each['of_bound']:.1%}" in page.text
+        assert f" {100 * each['of_bound']:.3g} " in page.text
+    assert f"The bound is {found['bound']['requests_per_s']:.2f} requests/s" in page.text
+
+
 def test_the_showcase_is_one_page_with_the_findings_of_seven_experiments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.common.numbers import number, share, whole
 
 SIM_EPILOG = """\
@@ -15,6 +16,9 @@ whose steps take what the performance model computes. Nothing is started, and no
   kvasir sim             one run: percentiles, goodput, utilization, hit rate, cost
   kvasir sim compare     rank routing policies by goodput, beside what perfect routing could reach
   kvasir sim showcase    seven experiments on one page, such as static batching against continuous batching
+
+Options belong to run and compare, unless brackets after their text name other actions. An action refuses the
+options of others.
 
 MODEL is a folder, a Hugging Face id, or a known shape such as llama-3.1-8b, llama-3.1-70b, qwen3-30b-a3b,
 gpt-oss-120b or deepseek-v3. A workload is a preset with parameters (synthetic, chat, rag, agents, embeddings,
@@ -35,6 +39,9 @@ examples:
   kvasir sim showcase --html showcase.html"""
 
 ACTIONS = ("run", "compare", "showcase")
+_SIMULATIONS = ("run", "compare")
+# Of options that belong to other actions than run and compare.
+_ACTIONS_OF = {"policy": ("run",), "policies": ("compare",), "attained": ("compare",), "html": ACTIONS}
 POLICIES = "cost,round_robin,least_loaded,power_of_two,prefix,dynamo,llm_d,sglang"
 
 _COUNT = whole(1, 1_000_000)
@@ -50,8 +57,19 @@ class SloText:
     itl: float = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class SimOption:
+    """An option as it is written, its name in the namespace, its value where it is not given, and the actions
+    that take it."""
+
+    flag: str
+    name: str
+    default: object
+    actions: tuple[str, ...]
+
+
 def add_sim_options(sim: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add them. A value is None where its option is not given, until `settle` fills it in."""
     sim.add_argument(
         "action", nargs="?", choices=ACTIONS, default="run", metavar="ACTION", help="run, compare or showcase"
     )
@@ -59,6 +77,29 @@ def add_sim_options(sim: argparse.ArgumentParser) -> None:
     _add_engine(sim.add_argument_group("engines"))
     _add_traffic(sim.add_argument_group("traffic and what happens"))
     _add_output(sim.add_argument_group("results"))
+    known = []
+    for option in sim._actions:
+        if not option.option_strings or option.default == argparse.SUPPRESS:
+            continue
+        actions = _ACTIONS_OF.get(option.dest, _SIMULATIONS)
+        known.append(SimOption(option.option_strings[-1], option.dest, option.default, actions))
+        option.default = None
+        if option.dest in _ACTIONS_OF:
+            option.help = f"{option.help} [{', '.join(actions)}]"
+    sim.set_defaults(sim_options=tuple(known))
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Refuse options that the action does not take, and fill in those that are not given. Raises
+    ConfigError."""
+    for option in args.sim_options:
+        if getattr(args, option.name) is None:
+            setattr(args, option.name, option.default)
+        elif args.action not in option.actions:
+            raise ConfigError(
+                f"{option.flag} has no effect on {args.action}: leave it out; it belongs to "
+                f"{' and '.join(f'`kvasir sim {each}`' for each in option.actions)}"
+            )
 
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
@@ -130,11 +171,11 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", dest="output", action="store_const", const="json", help="the same as -o json"
     )
-    group.add_argument("--html", type=Path, metavar="FILE", help="write a page that plays the run")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a page of the results")
     group.add_argument("--png", type=Path, metavar="FILE", help="draw the times (needs the extra `charts`)")
-    group.add_argument("--policies", default=POLICIES, metavar="NAME,…", help="of compare")
+    group.add_argument("--policies", default=POLICIES, metavar="NAME,…", help="to rank (all)")
     group.add_argument(
-        "--attained", type=share, default=0.9, metavar="X", help="of compare: requests within the SLO (0.9)"
+        "--attained", type=share, default=0.9, metavar="X", help="requests within the SLO (0.9)"
     )
     group.set_defaults(output=argparse.SUPPRESS)
 

@@ -1,4 +1,4 @@
-"""The page of one run: its figures, and a player of queues, batches, KV and transfers."""
+"""Pages: of a run, with a player of queues, batches, KV and transfers, and of a comparison."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from kvasir_platform.cli.sim.page_style import SCRIPT, STYLE
+from kvasir_platform.reports.document import charts as side_by_side
 from kvasir_platform.reports.document import document
 from kvasir_platform.sim.server.timeline import Timeline, TimelineSample
 
@@ -57,6 +58,12 @@ def run_page(title: str, about: str, figures: Cards, tables: Sequence[str], time
         f'{"".join(tables)}<script type="application/json" id="data">{_data(timeline)}</script>'
     )
     return document(title, body, style=STYLE, script=SCRIPT)
+
+
+def compare_page(title: str, about: str, charts: Sequence[str], tables: Sequence[str]) -> str:
+    """Return the page of a comparison; `charts` and `tables` are HTML."""
+    head = f'<h1>{escape(title)}</h1><p class="soft">{escape(about)}</p>'
+    return document(title, f"{head}{side_by_side(charts)}{''.join(tables)}")
 
 
 def _data(timeline: Timeline) -> str:

@@ -136,14 +136,17 @@ def rank_rows(found: PolicyComparison) -> list[tuple[str, ...]]:
 
 def rank_lines(found: PolicyComparison) -> list[str]:
     """Return the comparison for a terminal."""
+    return [table(RANK_HEAD, rank_rows(found), range(1, 7)), "", bound_line(found)]
+
+
+def bound_line(found: PolicyComparison) -> str:
+    """Return the bound in words."""
     bound = found.bound
     streams = ", ".join(f"{count} of {name}" for name, count in bound.streams.items())
-    return [
-        table(RANK_HEAD, rank_rows(found), range(1, 7)),
-        "",
+    return (
         f"The bound is {bound.requests_per_s:.2f} requests/s: {bound.computed_tokens:,.0f} of "
-        f"{bound.prompt_tokens:,.0f} prompt tokens computed, work even, streams up to {streams}.",
-    ]
+        f"{bound.prompt_tokens:,.0f} prompt tokens computed, work even, streams up to {streams}."
+    )
 
 
 def rank_data(found: PolicyComparison, about: str) -> dict[str, object]:
