@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvasir.core.requests import SloClass
+from kvasir_platform.cli.main import main
 from kvasir_platform.sim.replay.outcome import ReplayOutcome
 from kvasir_platform.sim.replay.replay import Setting, TraceReplay
 from kvasir_platform.sim.replay.replica import a800_node, promise
@@ -30,6 +31,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvasir_platform.cli.record.run.POLL_S", 0.05)
 
 
+def simulated(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> dict[str, Any]:
+    """What `kvasir sim` says of the recording, slow enough that no request waits for another."""
+    capsys.readouterr()
+    assert main(["sim", "--json", "--workload", f"{path}:speed=0.05", "--block", "32", *options]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
 def replayed(workload: Workload, policy: str, workers: int = 4, slo: SloClass | None = None) -> ReplayOutcome:
     node = a800_node(device_share=0.05, cpu_bytes=0.0)
     setting = Setting(workload, node, slo or promise(node, 1000), speed_up=1.0, workers=workers)
@@ -47,7 +56,7 @@ async def recorded(product: Any, path: Path, questions: list[str], *options: str
 
 
 async def test_a_recording_is_replayed_under_two_policies_and_another_fleet_and_promise(
-    product: Any, tmp_path: Path
+    product: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "traffic.jsonl"
     questions = [f"{DOCUMENTS[number % 4]} Question {number}?" for number in range(16)]
@@ -73,6 +82,16 @@ async def test_a_recording_is_replayed_under_two_policies_and_another_fleet_and_
     assert by_cost.met == 1.0
     hurried = replayed(workload, "cost", slo=SloClass("hurried", ttft_s=1e-4, itl_s=1e-4))
     assert hurried.met == 0.0
+
+    at_home = simulated(capsys, path, "--workers", "4")
+    abroad = simulated(capsys, path, "--policy", "round_robin", "--workers", "3", "--gpu", "L40S")
+    assert at_home["requests"] == abroad["requests"] == 16
+    assert at_home["met_slo"] == abroad["met_slo"] == 1.0
+    assert at_home["hit_rate"] > abroad["hit_rate"] > 0.0
+    assert abroad["ttft_s"]["p50"] > at_home["ttft_s"]["p50"]
+    assert "3 x both (1 x L40S)" in abroad["about"]
+    assert "policy round_robin" in abroad["about"]
+    assert simulated(capsys, path, "--slo", "ttft=0.0001,itl=0.0001")["met_slo"] == 0.0
 
 
 async def test_two_recordings_share_names_only_with_one_salt(product: Any, tmp_path: Path) -> None:
