@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.main import main
 from kvasir_platform.cli.sim.arguments import add_sim_options
 from kvasir_platform.cli.sim.read import read_request
@@ -264,8 +265,16 @@ def test_compare_lets_the_planner_size_pools_and_bounds_the_largest_fleet(
     ],
 )
 def test_an_action_refuses_options_that_have_no_effect_on_it(
-    capsys: pytest.CaptureFixture[str], action: str, options: dict[str, str]
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    options: dict[str, str],
 ) -> None:
+    def begun(*_: object) -> NoReturn:
+        raise ConfigError("the action has begun")
+
+    monkeypatch.setattr("kvasir_platform.cli.sim.command.read_request", begun)
+    monkeypatch.setattr("kvasir_platform.cli.showcase.command.run_all", begun)
     for option, value in options.items():
         error = refused(capsys, action, option, *filter(None, [value]))
         assert f"{option} has no effect on {action}: leave it out; it belongs to `kvasir sim " in error
