@@ -11,7 +11,7 @@ import pytest
 
 from kvasir.core.errors import ConfigError
 from kvasir_platform.cli.main import main
-from kvasir_platform.cli.sim.arguments import add_sim_options
+from kvasir_platform.cli.sim.arguments import add_sim_options, settle
 from kvasir_platform.cli.sim.read import read_request
 from kvasir_platform.sim.server.setting import SimulatedPool
 
@@ -152,9 +152,7 @@ def test_a_pool_without_gpus_runs_on_its_cores(capsys: pytest.CaptureFixture[str
     assert more["itl_s"]["p50"] < 0.5 * found["itl_s"]["p50"]
 
 
-def test_options_come_before_the_spec_and_the_spec_before_defaults(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_options_come_before_the_spec_and_the_spec_before_defaults(tmp_path: Path) -> None:
     spec = tmp_path / "kvasir.yaml"
     spec.write_text(
         "model: {source: llama-3.1-8b}\n"
@@ -168,6 +166,7 @@ def test_options_come_before_the_spec_and_the_spec_before_defaults(
 
     def pool(*options: str) -> SimulatedPool:
         given = args.parse_args(["-f", str(spec), "--workload", SHORT, *options])
+        settle(given)
         (found,) = read_request(given).setting.pools
         return found
 

@@ -50,7 +50,7 @@ class SimRequest:
 
 
 def read_request(args: argparse.Namespace) -> SimRequest:
-    """Return what the options ask for. Raises ConfigError that says what to correct."""
+    """Return what settled options ask for. Raises ConfigError that says what to correct."""
     read = read_deployment(args)
     deployment = read.deployment
     model = _model(deployment, args)
