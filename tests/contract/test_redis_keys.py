@@ -19,6 +19,7 @@ from kvasir.core.errors import KvasirError
 from kvasir_platform.cli.main import main
 from kvasir_platform.gateway.tenants import redis_keys
 from kvasir_platform.gateway.tenants.callers import Callers, make_callers
+from kvasir_platform.gateway.tenants.redis_connection import RedisConnection
 from kvasir_platform.gateway.tenants.redis_keys import RedisKeySource
 from kvasir_platform.gateway.tenants.redis_limits import RedisLimits
 
@@ -141,6 +142,30 @@ async def test_keys_that_were_read_stay_in_use_without_redis_and_when_it_has_los
         redis.ask("FLUSHALL")
         assert "lost its data" in (await logged(3))[-1]
         assert code(one, made["key"]) == "shop"
+
+
+async def test_keys_that_redis_loses_while_they_are_read_stay_in_use(
+    tmp_path: Path,
+    redis: RedisServer,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys, read = Keys(tmp_path, redis, capsys), redis_keys._lines
+    made = await keys.run("create", "--tenant", "shop")
+
+    async def read_once_lost(connection: RedisConnection, name: str) -> Sequence[str]:
+        redis.ask("FLUSHALL")
+        return await read(connection, name)
+
+    async with keys.router() as router:
+        await until(router, made["key"], "shop")
+        monkeypatch.setattr(redis_keys, "_lines", read_once_lost)
+        await keys.run("create", "--tenant", "shop")
+        async with asyncio.timeout(PATIENCE_S):
+            while "lost its data" not in str([getattr(each, "reason", "") for each in caplog.records]):
+                await asyncio.sleep(0.005)
+        assert code(router, made["key"]) == "shop"
 
 
 @pytest.mark.parametrize("kind", ["keys", "limits"])

@@ -86,6 +86,9 @@ class RedisKeySource:
             )
         if not self.read or found != self._version:
             text = "\n".join(await _lines(connection, lines))
+            if (await exchange(connection, [("GET", version)])) != [found]:
+                # Changed meanwhile, or lost: what was read may be a part.
+                return
             self._text, self._version, self.read = text, found, True
         self._warned = False
 
