@@ -22,6 +22,7 @@ from kvasir.core.quantiles import quantile
 
 _READ = 1 << 16
 _TIMEOUT_S = 30
+_ENDS_S = 5
 _QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
@@ -55,23 +56,13 @@ class Wire:
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Relay one connection until either side ends it."""
-        server_reader, server_writer = await asyncio.open_connection(*self._server)
-        running: list[Stream] = []
-        ways = [
-            asyncio.create_task(each)
-            for each in (
-                self._ask(reader, server_writer, running),
-                self._answer(server_reader, writer, running),
-            )
-        ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            server_writer.close()
-            writer.close()
+        async with contextlib.AsyncExitStack() as ends:
+            ends.push_async_callback(_close, writer)
+            server_reader, server_writer = await asyncio.open_connection(*self._server)
+            ends.push_async_callback(_close, server_writer)
+            running: list[Stream] = []
+            ways = (self._ask(reader, server_writer, running), self._answer(server_reader, writer, running))
+            await _first(*map(asyncio.ensure_future, ways))
 
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, running: list[Stream]
@@ -80,6 +71,7 @@ class Wire:
             if data.startswith(b"POST ") and not running:
                 running.append(Stream(self._now()))
             writer.write(data)
+            await writer.drain()
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, running: list[Stream]
@@ -92,6 +84,7 @@ class Wire:
             for line in lines:
                 if running and line.startswith(b"data: "):
                     self._event(line[6:], running, now)
+            await writer.drain()
 
     def _event(self, data: bytes, running: list[Stream], now: float) -> None:
         if data.startswith(b"[DONE]"):
@@ -133,17 +126,39 @@ def relayed(url: str) -> Iterator[Wire]:
     try:
         server = run(asyncio.start_server(wire.relay, "127.0.0.1", 0))
         wire.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        yield wire
-        run(_closed(server))
+        try:
+            yield wire
+        finally:
+            run(_closed(server))
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
+async def _first(*ways: asyncio.Future[None]) -> None:
+    """Wait until one of them ends, and end the others."""
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
 async def _closed(server: asyncio.Server) -> None:
+    """Stop listening, and let connections end: clients have closed theirs."""
     server.close()
+    await server.wait_closed()
     others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        _, late = await asyncio.wait(others, timeout=_ENDS_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
