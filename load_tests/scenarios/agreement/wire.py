@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvasir.core.quantiles import quantile
+from kvasir_router.tasks import first_of
 
 _READ = 1 << 16
 _TIMEOUT_S = 30
@@ -61,8 +62,9 @@ class Wire:
             server_reader, server_writer = await asyncio.open_connection(*self._server)
             ends.push_async_callback(_close, server_writer)
             running: list[Stream] = []
-            ways = (self._ask(reader, server_writer, running), self._answer(server_reader, writer, running))
-            await _first(*map(asyncio.ensure_future, ways))
+            await first_of(
+                self._ask(reader, server_writer, running), self._answer(server_reader, writer, running)
+            )
 
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, running: list[Stream]
@@ -134,16 +136,6 @@ def relayed(url: str) -> Iterator[Wire]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-async def _first(*ways: asyncio.Future[None]) -> None:
-    """Wait until one of them ends, and end the others."""
-    try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
