@@ -172,9 +172,9 @@ def all_rows(folder: Path, peers: list[str], *, quick: bool, only: str | None) -
         rows = without(read(REPORTS / "gateway.json"), _BEGINNINGS[only])
     if only is None and quick:
         return rows
-    rounds, scale = (2, QUICK_SCALE) if quick else (observability.ROUNDS, 1.0)
+    starts, scale = (1, QUICK_SCALE) if quick else (observability.STARTS, 1.0)
     if only in {None, "observability"}:
-        rows += observability.observability_rows(folder, rounds=rounds, scale=scale)
+        rows += observability.observability_rows(folder, starts=starts, scale=scale)
     if only in {None, "console"}:
         rows += console.console_rows()
     return rows

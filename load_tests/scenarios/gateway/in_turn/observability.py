@@ -1,16 +1,17 @@
 """What observing costs: routers with all of it on and with all of it off, measured in turn.
 
-Routers run at the same time, and each measurement is made of all of them before the next one begins, in
-another order each round, so that drift of the machine affects all alike. A ratio is one of two measurements
-of the same round, and the median of all ratios is compared with the target. A second router with everything
-off shows by how much equal routers differ in such a run.
+Two processes of the same router differ by a few percent in the CPU of a request for as long as they live, as
+the memory that they were given differs. So all routers are started several times, and each time they run
+together: each measurement is made of all of them before the next one begins, in another order each time, so
+that drift of the machine affects all alike. A ratio is one of a router and of two with everything off, of one
+start; the median over all starts is compared with the target. The second router with everything off, beside
+the first, shows by how much equal routers differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from load_tests.report import Row, median
 from load_tests.scenarios.gateway.bodies import SIZES
@@ -20,26 +21,38 @@ from load_tests.scenarios.gateway.processes import ProcessError
 from load_tests.scenarios.gateway.systems import Stand, await_serving
 from load_tests.vocabulary import large_model
 
-ROUNDS = 8
+STARTS = 16
 MOST_RATIO = 1.05
 MOST_TRACES = 100_000
 """More traces a second than any router here begins."""
 DELTAS = 32
 BEGINNING = "observability, "
 """How the names of these rows begin."""
-Each = TypeVar("Each")
 _SHORT = SIZES[0]
 _WARM_UP_SCALE = 0.5
+_PASSES = 3
+"""Requests take a second or two, where streams take six."""
 _MEASURED = ((_SHORT.name, "count", "CPU µs a request"), (chunk_name(DELTAS), "tokens", "CPU µs a chunk"))
 _NOTES = {
-    "default": "traces are exported as they are by default",
-    "traced": "every trace is exported",
-    "control": "a second router with everything off",
+    "default": "traces are exported as they are by default; peer: everything off",
+    "traced": "every trace is exported; peer: everything off",
+    "control": "a second router with everything off; peer: the first",
 }
 
 
-def observability_rows(folder: Path, *, rounds: int, scale: float) -> list[Row]:
+def observability_rows(folder: Path, *, starts: int, scale: float) -> list[Row]:
     """All rows; `scale` shortens each measurement. Raise ProcessError."""
+    found = []
+    for number in range(starts):
+        say(f"observability, start {number + 1} of {starts}")
+        within = folder / f"start-{number}"
+        within.mkdir()
+        found.append(_measured(within, number, scale))
+    return rows_of(found)
+
+
+def _measured(folder: Path, number: int, scale: float) -> Samples:
+    """What routers that are started for it cost, by their kind. Raise ProcessError."""
     samples = Samples()
     with Stand(folder, large_model(), Packages()) as stand:
         client = stand.client()
@@ -51,52 +64,49 @@ def observability_rows(folder: Path, *, rounds: int, scale: float) -> list[Row]:
         }
         for system in systems.values():
             await_serving(client, system)
-        warm_up(client, list(systems.values()), Samples(), _WARM_UP_SCALE)
-        for number in range(rounds):
-            say(f"observability, round {number + 1} of {rounds}")
-            client.ask({"do": "round", "scale": scale})
-            order = turned(list(systems.values()), number)
-            # Requests take seconds, where chunks take half a minute, so twice and in both directions.
-            for system in (*order, *reversed(order)):
-                asked = client.ask(system.order("requests", size=_SHORT.name))
-                samples.add(system.name, _SHORT.name, asked)
-            for system in order:
-                samples.add(system.name, chunk_name(DELTAS), chunks(client, system, DELTAS, scale))
+        warm_up(client, list(systems.values()), samples, _WARM_UP_SCALE)
+        client.ask({"do": "round", "scale": scale})
+        order = turned(list(systems), number)
+        for kind in (*order, *reversed(order)) * _PASSES:
+            samples.add(kind, _SHORT.name, client.ask(systems[kind].order("requests", size=_SHORT.name)))
+        for kind in order:
+            samples.add(kind, chunk_name(DELTAS), chunks(client, systems[kind], DELTAS, scale))
     if samples.wrong:
         raise ProcessError("; ".join(f"{what}: {why}" for what, why in samples.wrong.items()))
-    return rows_of(samples, {kind: system.name for kind, system in systems.items()})
+    return samples
 
 
-def turned(systems: Sequence[Each], number: int) -> list[Each]:
-    """Return the systems in the order of a round: over twice as many rounds as systems, each is at each place
+def turned(kinds: Sequence[str], number: int) -> list[str]:
+    """Return the kinds in the order of a start: over twice as many starts as kinds, each is at each place
     twice."""
-    start = number // 2 % len(systems)
-    order = [*systems[start:], *systems[:start]]
+    start = number // 2 % len(kinds)
+    order = [*kinds[start:], *kinds[:start]]
     return order[::-1] if number % 2 else order
 
 
-def rows_of(samples: Samples, names: dict[str, str]) -> list[Row]:
-    """Return a row of each figure of each router that is compared with the one of `off`. `names` are those of
-    the routers in the samples, which have as many measurements of each."""
+def rows_of(starts: Sequence[Samples]) -> list[Row]:
+    """Return a row of each figure of each kind of router, from the samples of each start by kind."""
     rows = []
     for what, of, unit in _MEASURED:
-        off = samples.cpu(names["off"], what, of)
+        cpu = {
+            kind: [median(each.cpu(kind, what, of))[0] * 1e6 for each in starts] for kind in ("off", *_NOTES)
+        }
+        both = [(one + other) / 2 for one, other in zip(cpu["off"], cpu["control"], strict=True)]
         for kind, note in _NOTES.items():
-            on = samples.cpu(names[kind], what, of)
-            value, spread = median([each * 1e6 for each in on])
-            ratio, ratios = median([each / other for each, other in zip(on, off, strict=True)])
+            value, spread = median(cpu[kind])
+            off = cpu["off"] if kind == "control" else both
+            ratio, ratios = median([each / other for each, other in zip(cpu[kind], off, strict=True)])
             rows.append(
                 Row(
                     f"{BEGINNING}{what}, {kind}",
                     value,
                     unit,
                     "lower",
-                    peer=median(off)[0] * 1e6,
+                    peer=median(off)[0],
                     ratio=ratio,
                     target_ratio=MOST_RATIO if kind == "default" else None,
                     spread=spread,
-                    note=f"{note}; peer: everything off; {len(on)} pairs, ratios {ratios[0]:.3f} to "
-                    f"{ratios[1]:.3f}",
+                    note=f"{note}; median of {len(starts)} starts, ratios {ratios[0]:.3f} to {ratios[1]:.3f}",
                 )
             )
     return rows
