@@ -152,9 +152,9 @@ class Metrics:
         self._requests = self._counter("requests", "Requests ended, by outcome", "model", "outcome")
         self._amounts = [(self._counter(name, text, "model"), read) for name, text, read in _AMOUNTS]
         text = "Requests ended, by SLO class and whether it was met"
-        self._slo = self._counter("slo_requests", text, "slo", "met")
+        self._slo = self._counter("slo_requests", text, "model", "slo", "met")
         text = "Requests that missed their SLO, by the promise that they broke first and what took most time"
-        self._missed = self._counter("slo_missed_requests", text, "slo", "promise", "cause")
+        self._missed = self._counter("slo_missed_requests", text, "model", "slo", "promise", "cause")
         self._filtered = self._counter("output_filter_acts", "Actions of output filters", "filter", "act")
         self._routes = RouteSeries(self._counter, self._histogram, self._child)
         self._rollouts = self._collector(ROLLOUTS)
@@ -352,9 +352,9 @@ class Metrics:
     def _quality(self, model: str, summary: RequestSummary, met: bool | None) -> None:
         if met is not None:
             slo = summary.slo.name if summary.slo.name in self._slos else OTHER
-            self._child(self._slo, slo, "yes" if met else "no").inc()
+            self._child(self._slo, model, slo, "yes" if met else "no").inc()
             if not met and (miss := slo_miss(summary)) is not None:
-                self._child(self._missed, slo, miss.promise, miss.cause).inc()
+                self._child(self._missed, model, slo, miss.promise, miss.cause).inc()
         usage = summary.usage
         if summary.outcome == OK and summary.decode_worker is not None and usage.prompt_tokens:
             wrong = abs(summary.predicted_cached_tokens - usage.cached_tokens)

@@ -29,12 +29,12 @@ def _uneven(metric: str, words: str) -> tuple[str, str]:
 
 
 def _met() -> str:
-    met = rate("kvasir_slo_requests_total", "slo", met='="yes"')
-    return f"{met} / {rate('kvasir_slo_requests_total', 'slo')}"
+    met = rate("kvasir_slo_requests_total", "model", "slo", met='="yes"')
+    return f"{met} / {rate('kvasir_slo_requests_total', 'model', 'slo')}"
 
 
 _PROMISES = (
-    chart("Requests within their SLO", "percentunit", (_met(), "{{slo}}")),
+    chart("Requests within their SLO", "percentunit", (_met(), legend("model slo"))),
     chart(
         "Missed promises by cause",
         "reqps",

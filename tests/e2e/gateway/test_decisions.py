@@ -122,7 +122,7 @@ async def test_a_class_is_asked_for_by_header(start: Any) -> None:
     await chat(edge, "x-kvasir-slo: batch\r\n")
     assert edge.router.streams[0].request.slo == SloClass("batch", ttft_s=60.0, itl_s=1.0)
     shown = (await edge.get("/metrics")).body.decode()
-    assert 'kvasir_slo_requests_total{met="yes",slo="batch"} 1.0' in shown
+    assert 'kvasir_slo_requests_total{met="yes",model="kvasir-tiny",slo="batch"} 1.0' in shown
 
 
 @pytest.mark.parametrize("name", ["gold", "", "chat,batch", "\xff" * 300])

@@ -59,7 +59,7 @@ async def test_metrics_show_the_index_the_decision_and_the_promise_kept(product:
     values = dict(line.rsplit(" ", 1) for line in shown if not line.startswith("#"))
     assert float(values["kvasir_index_blocks"]) > 0
     assert float(values["kvasir_decision_seconds_count"]) == 1
-    assert values['kvasir_slo_requests_total{met="yes",slo="default"}'] == "1.0"
+    assert values['kvasir_slo_requests_total{met="yes",model="kvasir-tiny",slo="default"}'] == "1.0"
     assert values['kvasir_cached_tokens_error_ratio_bucket{le="0.0",model="kvasir-tiny"}'] == "1.0"
     exact = [name for name in values if name.startswith("kvasir_worker_kv_state{") and "exact" in name]
     assert [values[name] for name in exact] == ["1.0"] * 4

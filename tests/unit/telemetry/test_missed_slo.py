@@ -61,13 +61,18 @@ def test_a_miss_has_the_promise_that_was_broken_first_and_what_took_most_time(
     assert miss is None or miss.cause in {"failed", *TTFT_CAUSES, *ITL_CAUSES}
 
 
-def test_misses_are_counted_by_class_promise_and_cause() -> None:
-    metrics = Metrics(CollectorRegistry(), ["m"], ["chat"])
+def test_misses_are_counted_by_model_class_promise_and_cause() -> None:
+    metrics = Metrics(CollectorRegistry(), ["m", "n"], ["chat"])
     metrics.request_finished(APART)
+    metrics.request_finished(replace(LATE, model="n"))
+    metrics.request_finished(replace(LATE, model="made-up"))
     metrics.request_finished(replace(APART, arrival_s=1.0))
     lines = [
         line
         for line in metrics.render().decode().splitlines()
         if line.startswith("kvasir_slo_missed_requests_total")
     ]
-    assert lines == ['kvasir_slo_missed_requests_total{cause="queue",promise="ttft",slo="chat"} 1.0']
+    assert sorted(lines) == [
+        f'kvasir_slo_missed_requests_total{{cause="{cause}",model="{model}",promise="ttft",slo="chat"}} 1.0'
+        for cause, model in (("prefill", "n"), ("prefill", "other"), ("queue", "m"))
+    ]

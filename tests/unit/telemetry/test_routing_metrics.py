@@ -205,12 +205,14 @@ def test_a_service_level_is_met_or_missed_or_not_judged(
 ) -> None:
     metrics.request_finished(summary)
     lines = [line for line in shown(metrics).splitlines() if line.startswith("kvasir_slo_requests_total{")]
-    assert lines == ([] if met is None else [f'kvasir_slo_requests_total{{met="{met}",slo="chat"}} 1.0'])
+    assert lines == (
+        [] if met is None else [f'kvasir_slo_requests_total{{met="{met}",model="m",slo="chat"}} 1.0']
+    )
 
 
 def test_a_class_that_is_not_the_deployments_never_becomes_a_label(metrics: Metrics) -> None:
     metrics.request_finished(replace(GOOD, slo=SloClass("made-up", 1.0, 1.0)))
-    assert 'kvasir_slo_requests_total{met="yes",slo="other"} 1.0' in shown(metrics)
+    assert 'kvasir_slo_requests_total{met="yes",model="m",slo="other"} 1.0' in shown(metrics)
 
 
 def test_the_books_show_what_runs_what_is_accounted_and_whether_they_agree(metrics: Metrics) -> None:
