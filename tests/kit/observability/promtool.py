@@ -1,4 +1,4 @@
-"""Asks Prometheus' own promtool which alerts fire, in its time, on series that a fleet really had.
+"""Asks Prometheus' own promtool which alerts fire, in its time, on given series or on those of a fleet.
 
 A fleet is scraped three times: at the beginning, before a fault, and some time after it. The test of promtool
 continues what happened between the first two for `BEFORE_MIN` minutes, and what happened between the last two
@@ -62,33 +62,58 @@ def chart_alerts() -> list[dict[str, Any]]:
     return found
 
 
+def wrong_firing(
+    series: Mapping[str, str], minute: int, expected: Mapping[str, Sequence[Mapping[str, str]]], folder: Path
+) -> str:
+    """Return "" if each alert that `expected` names fires in this minute with these sets of labels and with
+    no others, and else promtool's words. `series` gives the values of each series, one a minute, as promtool
+    writes them."""
+    alerts = [alert for alert in chart_alerts() if alert["alert"] in expected]
+    severities = {alert["alert"]: alert["severity"] for alert in alerts}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": f"{minute}m",
+                "alertname": name,
+                "exp_alerts": [{"exp_labels": {**each, "severity": severities[name]}} for each in labels],
+            }
+            for name, labels in expected.items()
+        ],
+    }
+    run = _run(alerts, test, folder)
+    return "" if run.returncode == 0 else run.stdout + run.stderr
+
+
 def first_firing(watched: Watched, folder: Path) -> dict[str, int]:
     """The minute after the fault in which each alert fires first; negative if that is before the fault."""
-    (folder / "rules.yaml").write_text(json.dumps(rules(chart_alerts())))
     minutes = [BEFORE_MIN - 1, *range(BEFORE_MIN, BEFORE_MIN + AFTER_MIN)]
     query = 'count by (alertname) (ALERTS{alertstate="firing"})'
     test = {
-        "rule_files": ["rules.yaml"],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": list(_series(watched)),
-                "promql_expr_test": [
-                    {"expr": query, "eval_time": f"{minute}m", "exp_samples": []} for minute in minutes
-                ],
-            }
+        "interval": "1m",
+        "input_series": list(_series(watched)),
+        "promql_expr_test": [
+            {"expr": query, "eval_time": f"{minute}m", "exp_samples": []} for minute in minutes
         ],
     }
-    (folder / "test.yaml").write_text(json.dumps(test))
-    run = subprocess.run(
+    run = _run(chart_alerts(), test, folder)
+    return _first(run.stdout + run.stderr)
+
+
+def _run(
+    alerts: Sequence[Mapping[str, Any]], test: Mapping[str, Any], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    file = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (folder / "rules.yaml").write_text(json.dumps(rules(alerts)))
+    (folder / "test.yaml").write_text(json.dumps(file))
+    return subprocess.run(
         [program("promtool"), "test", "rules", "test.yaml"],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    return _first(run.stdout + run.stderr)
 
 
 def _first(text: str) -> dict[str, int]:
