@@ -189,7 +189,7 @@ class EngineRequest:
     `tier_tokens` is the router's estimate of prompt tokens that are in tiers but not on the device, which the
     worker can prefetch. With `parsing`, deltas carry parsed text. An EMBED leg of two texts has in
     `second_text_at` the index of the token at which token types change from the first's to the second's.
-    `media` are in the order of their offsets.
+    `media` are in the order of their offsets. `slo` is the class of a leg with a trace context.
     """
 
     request_id: str
@@ -207,6 +207,7 @@ class EngineRequest:
     parsing: OutputParsing | None = None
     second_text_at: int | None = None
     media: tuple[PromptMedia, ...] = ()
+    slo: SloClass | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _Stage = tuple[str, float, dict[str, int]]
 class LegSpanRecorder:
     """Records ended legs of the worker `worker_id`, of the service `service`. `record` never blocks, because
     the processor exports in its own thread. Under tail sampling it records legs that fail, or take longer
-    than `slo` promises for their tokens."""
+    than their SLO class promises for their tokens; `slo` is that of legs whose router does not say it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LegSpanRecorder:
     def record(self, request: EngineRequest, last: Delta, *, elapsed_s: float) -> None:
         """Write the spans of a leg that ends with the delta `last`, `elapsed_s` seconds after its submission.
         A leg without a trace, or of one that is not sampled, has none."""
-        slow_or_failed = last.finish is FinishReason.ERROR or elapsed_s > self._promised_s(last)
+        slow_or_failed = last.finish is FinishReason.ERROR or elapsed_s > self._promised_s(request, last)
         parent = recorded_parent(request.trace_context, slow_or_failed=slow_or_failed)
         if not parent:
             return
@@ -72,9 +72,10 @@ class LegSpanRecorder:
             f"leg.{request.leg.value}", own, above, (begin, end), attributes_of_leg, serves=True, error=error
         )
 
-    def _promised_s(self, last: Delta) -> float:
+    def _promised_s(self, request: EngineRequest, last: Delta) -> float:
+        slo = request.slo or self._slo
         tokens = 0 if last.usage is None else last.usage.output_tokens
-        return self._slo.ttft_s + self._slo.itl_s * tokens
+        return slo.ttft_s + slo.itl_s * tokens
 
     def close(self) -> None:
         """Export pending spans, within the timeout of the exporter."""

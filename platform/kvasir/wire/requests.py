@@ -20,6 +20,7 @@ from kvasir.core.requests import (
     Leg,
     OutputParsing,
     Sampling,
+    SloClass,
     StructuredOutput,
 )
 from kvasir.wire.mapping import Converter, enum, message
@@ -69,6 +70,7 @@ _REQUEST = message(
     continuation=message(Continuation, pb.Continuation),
     parsing=message(OutputParsing, pb.Parsing),
     media=message(PromptMedia, pb.Media, kind=_MEDIA_KIND),
+    slo=message(SloClass, pb.SloClass),
 )
 
 

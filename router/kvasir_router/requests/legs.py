@@ -50,6 +50,7 @@ class LegControl:
             tier_tokens=0 if kind is Leg.DECODE else sum(state.planned.predicted_tier_tokens),
             parsing=None if kind is Leg.PREFILL else request.parsing,
             media=request.media,
+            slo=request.slo if request.trace_context else None,
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 

@@ -9,9 +9,9 @@ from tests.kit.model_folder import write_model, write_safetensors
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import loads
-from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.deployment import Deployment, SloSpec
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.worker_node import build_engine, worker_view
+from kvasir_platform.apps.worker_node import build_engine, strictest, worker_view
 from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.pool.fence import fence_name
@@ -57,6 +57,14 @@ def test_a_pool_that_embeds_gets_an_engine_that_does() -> None:
         view = worker_view(spec, pool, 4)
         kinds.append(type(build_engine(view, view.pool(pool), MonotonicClock())))
     assert kinds == [SimEngine, SimEmbeddingEngine]
+
+
+def test_a_leg_of_an_unknown_class_is_judged_by_what_any_class_promises() -> None:
+    deployment = Deployment(
+        slo=(SloSpec(name="chat", ttft_s=2.0, itl_s=0.05), SloSpec(name="search", ttft_s=0.5, itl_s=1.0))
+    )
+    promised = strictest(deployment)
+    assert (promised.ttft_s, promised.itl_s) == (0.5, 0.05)
 
 
 def test_replicas_are_compared_with_those_of_their_own_model() -> None:

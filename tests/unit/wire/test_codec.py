@@ -49,6 +49,7 @@ from kvasir.core.requests import (
     PositionLogprobs,
     Role,
     Sampling,
+    SloClass,
     StepBatch,
     StructuredOutput,
     Timings,
@@ -138,6 +139,7 @@ REQUEST = st.builds(
     tier_tokens=U32,
     parsing=st.none() | PARSING,
     media=tuples(MEDIA),
+    slo=st.none() | st.builds(SloClass, name=TEXT, ttft_s=REAL, itl_s=REAL),
 ) | st.builds(
     EngineRequest,
     request_id=IDENT,

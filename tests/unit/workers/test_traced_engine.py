@@ -13,11 +13,13 @@ from tests.kit.clocks import StillClock
 from tests.kit.engines.stub_engine import StubEngine
 
 from kvasir.core.requests import (
+    DEFAULT_SLO,
     Delta,
     EngineRequest,
     FinishReason,
     Leg,
     Sampling,
+    SloClass,
     StepBatch,
     Timings,
     Usage,
@@ -34,15 +36,16 @@ NOW_NS = 1_700_000_000_000_000_000
 class Worker:
     """A traced engine that has started, and the spans that it exported."""
 
-    def __init__(self) -> None:
+    def __init__(self, slo: SloClass = DEFAULT_SLO) -> None:
         self.exporter, self.clock, self.engine = InMemorySpanExporter(), StillClock(1000.0), StubEngine()
-        spans = LegSpanRecorder(SimpleSpanProcessor(self.exporter), "chat", "decode-1", lambda: NOW_NS)
+        processor = SimpleSpanProcessor(self.exporter)
+        spans = LegSpanRecorder(processor, "chat", "decode-1", lambda: NOW_NS, slo=slo)
         self.traced = TracedEngine(self.engine, spans, self.clock)
         self.seen: list[StepBatch] = []
 
-    def submit(self, leg: Leg = Leg.DECODE, trace: str = SAMPLED) -> None:
+    def submit(self, leg: Leg = Leg.DECODE, trace: str = SAMPLED, slo: SloClass | None = None) -> None:
         request = EngineRequest(
-            "r", array("I", (1, 2, 3)), Sampling(max_tokens=4), leg=leg, trace_context=trace
+            "r", array("I", (1, 2, 3)), Sampling(max_tokens=4), leg=leg, trace_context=trace, slo=slo
         )
         self.traced.submit([request])
 
@@ -135,3 +138,28 @@ async def test_under_tail_sampling_slow_and_failed_legs_are_recorded(
     spans = worker.spans()
     assert ("leg.decode" in spans) is written
     assert all(span.context and f"{span.context.trace_id:032x}" == TRACE for span in spans.values())
+
+
+@pytest.mark.parametrize(
+    ("slo", "written"),
+    [
+        (SloClass("chat", ttft_s=0.5, itl_s=0.1), True),
+        (SloClass("batch", ttft_s=60.0, itl_s=1.0), False),
+        (None, False),
+    ],
+    ids=["of a strict class", "of a patient class", "of a router that does not say"],
+)
+async def test_a_leg_is_slow_by_its_own_class(worker: Worker, slo: SloClass | None, written: bool) -> None:
+    worker.submit(trace=f"00-{TRACE}-{CALL}-00 kvasir=tail", slo=slo)
+    worker.clock.at += 2.0
+    worker.end(usage=Usage(prompt_tokens=3, output_tokens=9))
+    assert ("leg.decode" in worker.spans()) is written
+
+
+async def test_a_leg_without_a_class_is_slow_by_that_of_its_worker() -> None:
+    made = Worker(SloClass("any", ttft_s=0.5, itl_s=0.1))
+    await made.traced.start(made.seen.append, worker_id="decode-1", epoch=1)
+    made.submit(trace=f"00-{TRACE}-{CALL}-00 kvasir=tail")
+    made.clock.at += 2.0
+    made.end(usage=Usage(prompt_tokens=3, output_tokens=9))
+    assert "leg.decode" in made.spans()

@@ -184,8 +184,18 @@ class Media(_message.Message):
     extent: int
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., kind: _Optional[_Union[MediaKind, str]] = ..., extent: _Optional[int] = ...) -> None: ...
 
+class SloClass(_message.Message):
+    __slots__ = ("name", "ttft_s", "itl_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ttft_s: float
+    itl_s: float
+    def __init__(self, name: _Optional[str] = ..., ttft_s: _Optional[float] = ..., itl_s: _Optional[float] = ...) -> None: ...
+
 class EngineRequest(_message.Message):
-    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing", "second_text_at", "media")
+    __slots__ = ("request_id", "tokens", "sampling", "leg", "handoff", "adapter", "salt", "priority", "data_parallel_rank", "trace_context", "continuation", "tier_tokens", "parsing", "second_text_at", "media", "slo")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +211,7 @@ class EngineRequest(_message.Message):
     PARSING_FIELD_NUMBER: _ClassVar[int]
     SECOND_TEXT_AT_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tokens: bytes
     sampling: Sampling
@@ -216,7 +227,8 @@ class EngineRequest(_message.Message):
     parsing: Parsing
     second_text_at: int
     media: _containers.RepeatedCompositeFieldContainer[Media]
-    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., second_text_at: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ...) -> None: ...
+    slo: SloClass
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., leg: _Optional[_Union[Leg, str]] = ..., handoff: _Optional[_Union[KvHandoff, _Mapping]] = ..., adapter: _Optional[str] = ..., salt: _Optional[str] = ..., priority: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., trace_context: _Optional[str] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., tier_tokens: _Optional[int] = ..., parsing: _Optional[_Union[Parsing, _Mapping]] = ..., second_text_at: _Optional[int] = ..., media: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., slo: _Optional[_Union[SloClass, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")

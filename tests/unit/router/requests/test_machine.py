@@ -19,6 +19,7 @@ from kvasir.core.requests import (
     Request,
     Role,
     Sampling,
+    SloClass,
     StepBatch,
     Usage,
     token_ids,
@@ -51,6 +52,7 @@ from kvasir_router.requests.machine import MachineLimits, RequestMachine
 
 T = TypeVar("T")
 MakeIdentity = Callable[..., WorkerIdentity]
+TRACED = f"00-{'4b' * 16}-{'f0' * 8}-00 kvasir=tail"
 
 
 class Stage:
@@ -126,6 +128,15 @@ def test_the_legs_follow_each_other_and_the_lease_ends_with_the_first_token(stag
     effects = stage.say("d0", Delta("r", 0, (7,)))
     assert only(effects, ReleaseOn) == ReleaseOn("p0", ("lease-r",))
     assert only(effects, EmitDelta).delta.token_ids == (7,)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_workers_get_the_class_of_a_request_whose_legs_they_may_record(stage: Stage, traced: bool) -> None:
+    slo = SloClass("batch", ttft_s=60.0, itl_s=1.0)
+    request = Request("r", "m", token_ids(range(20)), slo=slo, trace_context=TRACED if traced else "")
+    prefill = only(stage.tell(RequestArrived(request)), SubmitTo).request
+    decode = only(stage.prefilled("p0"), SubmitTo).request
+    assert [prefill.slo, decode.slo] == [slo if traced else None] * 2
 
 
 def test_the_prefill_legs_own_token_never_reaches_the_client(stage: Stage) -> None:
