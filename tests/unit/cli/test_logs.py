@@ -53,6 +53,15 @@ def test_the_log_of_a_worker_a_pool_and_the_router_is_found(folder: Path, source
     assert find_log(folder, source).name == file
 
 
+def test_a_log_that_only_names_a_worker_is_not_its_log(folder: Path) -> None:
+    newest = folder / "worker-decode-14.log"
+    newest.write_text("this is worker decode-aaa, at 127.0.0.1:4\npulling KV from decode-aa, which is lost\n")
+    assert find_log(folder, "decode-aaa") == newest
+    assert find_log(folder, "decode-aa").name == "worker-decode-11.log"
+    with pytest.raises(ConfigError, match="no log of 'decode-a'"):
+        find_log(folder, "decode-a")
+
+
 @pytest.mark.parametrize("source", ["decode-zz", "control", "../secret", "prefill"])
 def test_a_name_without_a_log_says_which_there_are(folder: Path, source: str) -> None:
     with pytest.raises(ConfigError, match=r"name a worker as .* or one of: decode, decode-big, router"):

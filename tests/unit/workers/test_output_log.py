@@ -60,6 +60,21 @@ def test_a_file_that_is_too_large_goes_on_empty_and_keeps_its_end(tmp_path: Path
     assert log.path.with_name("worker-decode-1.log.1").read_bytes() == b"23456789"
 
 
+def test_a_file_that_begins_anew_says_again_whose_it_is(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path / "worker-decode-1.log", limit=20)
+    writer = os.open(log.path, os.O_WRONLY | os.O_APPEND)
+
+    def state_name() -> None:
+        os.write(writer, b"decode-aa\n")
+
+    log.emptied = state_name
+    for _ in range(3):
+        os.write(writer, b"more than twenty bytes\n")
+        log.trim()
+    os.close(writer)
+    assert log.path.read_bytes() == b"decode-aa\n"
+
+
 def test_only_the_newest_files_of_workers_that_have_ended_are_kept(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True

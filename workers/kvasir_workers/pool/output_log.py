@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 LOGS_VARIABLE = "KVASIR_WORKER_LOGS"
 """The environment variable with the folder of the files; without it, the output goes where Ray sends it."""
 PATTERN = "worker-*.log"
+OWN_NAME = "this is worker"
+"""What a worker logs before its name and a comma: by this, its log is found."""
 LOG_BYTES = 8 << 20
 KEPT = 8
 _NAME = re.compile(r"worker-.+-(\d+)\.log(?:\.1)?")
@@ -26,10 +29,11 @@ _NAME = re.compile(r"worker-.+-(\d+)\.log(?:\.1)?")
 
 class OutputLog:
     """The file at `path`, and one earlier part of it beside it (`.1`), of at most `limit` bytes each when
-    `trim` is called often enough."""
+    `trim` is called often enough. `emptied` is called when the file begins anew."""
 
     def __init__(self, path: Path, limit: int = LOG_BYTES) -> None:
         self.path = path
+        self.emptied: Callable[[], None] = lambda: None
         self._limit = limit
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
@@ -69,6 +73,7 @@ class OutputLog:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(end)
         os.ftruncate(self._descriptor, 0)
+        self.emptied()
 
 
 def prune(folder: Path, kept: int = KEPT) -> None:

@@ -26,7 +26,7 @@ from kvasir_workers.pool.failures import failure_of, forget_failure, raise_again
 from kvasir_workers.pool.fence import claim_fence, fence_name
 from kvasir_workers.pool.followers import Followers, NodePlan
 from kvasir_workers.pool.log_handlers import keep_open
-from kvasir_workers.pool.output_log import OutputLog
+from kvasir_workers.pool.output_log import OWN_NAME, OutputLog
 from kvasir_workers.pool.sigterm import on_sigterm
 
 log = logging.getLogger(__name__)
@@ -111,8 +111,14 @@ class PoolReplica:
         # A change of `scaling` does not restart this replica, but applies to it too.
         self._announcer = Announcer(spec.name, record, clock, self._leave_when_asked)
         self._announcer.start()
-        # `kvasir logs WORKER` finds the log of a worker by its name.
-        log.info("this is worker %s, at %s", endpoint.worker_id, endpoint.address)
+
+        def state_name() -> None:
+            log.info("%s %s, at %s", OWN_NAME, endpoint.worker_id, endpoint.address)
+
+        state_name()
+        if self._output is not None:
+            # `kvasir logs WORKER` finds the log by this, also when its beginning is no longer kept.
+            self._output.emptied = state_name
         self._node = node
         self._watches.append(asyncio.create_task(self._leave_on_failure(node.failed())))
         if self._followers is not None:

@@ -14,6 +14,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 from kvasir.core.errors import ConfigError
+from kvasir_workers.pool.output_log import OWN_NAME
 
 POLL_S = 0.25
 _WORKER = re.compile(r"worker-(?P<pool>.+)-\d+\.log")
@@ -30,7 +31,7 @@ def find_log(folder: Path, source: str) -> Path:
         if path not in pools and path.stem == source:
             return path
     for path, pool in pools.items():
-        if source == pool or (source.startswith(f"{pool}-") and _mentions(path, source)):
+        if source == pool or (source.startswith(f"{pool}-") and _is_of(path, source)):
             return path
     names = sorted({path.stem for path in logs if path not in pools} | set(pools.values()))
     raise ConfigError(
@@ -113,10 +114,11 @@ def _modified(path: Path) -> float:
         return 0.0
 
 
-def _mentions(path: Path, source: str) -> bool:
-    """Whether a log, or its earlier part, has the name of a worker: each worker logs its own."""
+def _is_of(path: Path, source: str) -> bool:
+    """Whether a log, or its earlier part, says that it is that of this worker; others may name it too."""
+    own = f"{OWN_NAME} {source},".encode()
     for part in (path, path.with_name(f"{path.name}.1")):
         with suppress(FileNotFoundError):
-            if source.encode() in part.read_bytes():
+            if own in part.read_bytes():
                 return True
     return False
