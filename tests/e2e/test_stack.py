@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,14 @@ def test_both_pools_are_replicas_in_ray_serve(stack: Stack) -> None:
     replicas = {each["pool"]: each["detail"] for each in json.loads(status.stdout)[0]["replicas"]}
     assert replicas == {"prefill": "RUNNING", "decode": "RUNNING"}
     assert stack.replica("prefill").pid != stack.replica("decode").pid
+
+
+def test_the_log_of_a_worker_is_its_own(stack: Stack) -> None:
+    for worker in stack.workers():
+        found = stack.kvasir("logs", worker["worker_id"], "-n", "1000000")
+        assert found.returncode == 0, found.stderr
+        named = re.findall(r"this is worker ([^ ,]+), at", found.stdout)
+        assert named == [worker["worker_id"]]
 
 
 def test_a_cancelled_request_is_aborted_in_the_engine(stack: Stack) -> None:

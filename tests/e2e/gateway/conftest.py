@@ -226,10 +226,13 @@ class Product:
         return await asyncio.to_thread(main, [*arguments, "--address", self.address])
 
 
-@pytest_asyncio.fixture
-async def product(tokenizer: ModelTokenizer) -> AsyncIterator[Product]:
+@asynccontextmanager
+async def deployed(
+    tokenizer: ModelTokenizer, parts: Mapping[str, Any] = MappingProxyType({})
+) -> AsyncIterator[Product]:
+    """A product until the block ends; `parts` of its deployment are not the defaults."""
     clock = MonotonicClock()
-    deployment = Deployment(pools=POOLS, gateway=GatewaySpec(port=0, drain_timeout_s=0.0))
+    deployment = Deployment(**{"pools": POOLS, "gateway": GatewaySpec(port=0, drain_timeout_s=0.0), **parts})
     metrics = make_metrics(deployment)
     cluster = Cluster(deployment, clock, on_decision=metrics.decided)
     await cluster.start()
@@ -243,6 +246,12 @@ async def product(tokenizer: ModelTokenizer) -> AsyncIterator[Product]:
         yield Product(cluster, client, f"{host}:{port}")
     await cluster.rest()
     await cluster.close()
+
+
+@pytest_asyncio.fixture
+async def product(tokenizer: ModelTokenizer) -> AsyncIterator[Product]:
+    async with deployed(tokenizer) as made:
+        yield made
 
 
 @pytest.fixture(scope="package")

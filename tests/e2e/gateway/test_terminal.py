@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.gateway.conftest import deployed
 from textual.widgets import DataTable
 
+from kvasir.config.spec.deployment import GatewaySpec, SloSpec
+from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.ports.router import WorkerView
 from kvasir_platform.cli.common.gateway_site import Site
 from kvasir_platform.cli.main import main
 from kvasir_platform.cli.top.screen import TopScreen
 from kvasir_platform.cli.top.snapshot import TopSnapshot, read_snapshot
+from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 
 CHAT = "/v1/chat/completions"
 BODY = b'{"model":"kvasir-tiny","messages":[{"role":"user","content":"hi"}]}'
@@ -65,6 +70,42 @@ async def test_top_shows_the_requests_that_run_and_what_tenants_were_given(edge:
         default = next(row for row in cells(screen) if row[0] == "default")
     assert default[1:3] == ["0", "3.0"]
     assert (await asyncio.to_thread(read)).tenants["default"].output_tokens == 3
+
+
+async def test_tail_shows_the_slow_requests_of_a_tenant_and_no_others(
+    tokenizer: ModelTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("kvasir_platform.cli.live.tail.POLL_S", 0.05)
+    keys = tmp_path / "keys"
+    keys.write_text(
+        "".join(f"{hashlib.sha256(name.encode()).hexdigest()} tenant={name}\n" for name in ("acme", "lab"))
+    )
+    spec = {
+        "gateway": GatewaySpec(port=0, drain_timeout_s=0.0, api_keys_file=str(keys)),
+        "tenancy": TenancySpec(
+            tenants=tuple(TenantSpec(name=each, operator=True) for each in ("acme", "lab"))
+        ),
+        # What no request can keep, and what any keeps.
+        "slo": (SloSpec(name="missed", ttft_s=1e-9, itl_s=1e-9), SloSpec(name="met", ttft_s=600, itl_s=600)),
+    }
+    async with deployed(tokenizer, spec) as product:
+        monkeypatch.setenv("KVASIR_API_KEY", "lab")
+        tail = asyncio.create_task(product.kvasir("tail", "--tenant", "acme", "--slow", "--requests", "2"))
+        while not product.cluster.router.recordings.active:
+            await asyncio.sleep(0.01)
+        slow = []
+        for tenant, slo in (("acme", "met"), ("lab", "missed"), ("acme", "missed"), ("acme", "missed")):
+            headers = {"x-kvasir-slo": slo, "Authorization": f"Bearer {tenant}"}
+            name = await product.ask("Once upon a time", max_tokens=4, **headers)
+            slow += [name] if (tenant, slo) == ("acme", "missed") else []
+        assert await tail == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["TIME", "OUTCOME", "TENANT"]
+    assert [line.split()[1:3] for line in lines] == [["ok!", "acme"]] * 2
+    assert [line.split()[-1].rpartition("-")[0] for line in lines] == slow
 
 
 async def test_trace_and_status_show_a_request_that_runs(
