@@ -109,6 +109,8 @@ async def test_requests_are_charged_by_tenant_and_all_lines_add_up(
         as_json = json.loads(capsys.readouterr().out)
         assert await made.kvasir("cost", "--focus", "csv", "--since", "2d") == 0
         rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        assert await made.kvasir("cost", "--focus", "json", "--since", "2d") == 0
+        focus = json.loads(capsys.readouterr().out)
         console = json.loads((await made.fetch("GET", "/console/costs")).body)
         scraped = (await made.fetch("GET", "/metrics")).body.decode()
     used = [line for line in page["lines"] if line["kind"] == "usage"]
@@ -126,6 +128,8 @@ async def test_requests_are_charged_by_tenant_and_all_lines_add_up(
     assert {row["SubAccountId"] for row in usage} == {"default"}
     assert {row["ServiceCategory"] for row in rows} == {"AI and Machine Learning"}
     assert sum(float(row["x_OutputTokens"]) for row in usage) == 24
+    assert [row.keys() for row in focus] == [set(rows[0])] * len(rows)
+    assert sum(row["x_OutputTokens"] for row in focus if row["x_Kind"] == "usage") == 24
     assert console["by"] == ["day", "tenant"]
     assert 'kvasir_cost_claimed_seconds_total{phase="decode",tenant="default"}' in scraped
     assert "kvasir_cost_stored 1.0" in scraped
