@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from random import Random
 
+from kvasir.config.spec.tenants import CostSpec
 from kvasir.core.requests import Request, Sampling, token_ids
 from kvasir.ports.router import RequestSummary
-from kvasir.ports.stores.costs import HOUR_S
+from kvasir.ports.stores.costs import HOUR_S, CostBatch
 from kvasir_platform.gateway.costs.keeper import SAMPLE_S
 from kvasir_platform.gateway.costs.ledger import CostLedger
 from kvasir_platform.gateway.costs.memory_store import MemoryCosts
 from kvasir_platform.gateway.costs.prices import Prices
+from kvasir_platform.gateway.costs.sqlite_store import SqliteCosts
 from kvasir_platform.gateway.costs.statement import CostStatement, StatementLine, statement
 from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
@@ -22,6 +25,7 @@ from kvasir_platform.sim.stories import small_deployment
 
 EPOCH = 1_900_000_800 // HOUR_S * HOUR_S - 300
 """An hour begins 300 s after the start."""
+GPU, GPU_HOUR = "h100", 3.0
 
 
 class Tap(list[RequestSummary]):
@@ -39,7 +43,7 @@ class Tap(list[RequestSummary]):
 
 
 class Account:
-    """The costs of a cluster, and the true lifetimes of its workers."""
+    """The costs of a cluster, and the true lifetimes of its workers, or of their GPUs if they have some."""
 
     def __init__(self, cluster: Cluster, tap: Tap) -> None:
         clock = cluster.clock
@@ -50,7 +54,9 @@ class Account:
         tap.ledger = self.ledger
         self.ledgers = {"": self.ledger}
         self._tap = tap
-        self.worker_s = 0.0
+        self.device_s = 0.0
+        self._devices = {pool.name: pool.reserved_gpus or 1.0 for pool in cluster.deployment.pools}
+        self.batches: list[CostBatch] = []
         self._checked_s = clock.now()
         self._numbers = iter(range(10**6))
 
@@ -66,7 +72,8 @@ class Account:
                 for ledger in self.ledgers.values():
                     ledger.sample()
             await clock.sleep(0.5)
-            self.worker_s += len(self.cluster.workers) * (clock.now() - self._checked_s)
+            devices = sum(self._devices[each.endpoint.pool] for each in self.cluster.workers.values())
+            self.device_s += devices * (clock.now() - self._checked_s)
             self._checked_s = clock.now()
 
     def add_router(self) -> str:
@@ -102,6 +109,7 @@ class Account:
         for ledger in self.ledgers.values():
             ledger.sample()
             while (batch := ledger.take()) is not None:
+                self.batches.append(batch)
                 await self.store.add(batch)
         return statement(await self.store.read(0, EPOCH + 10**7), by)
 
@@ -110,10 +118,17 @@ def lines(made: CostStatement, kind: str) -> dict[str, StatementLine]:
     return {line.names.get("tenant", ""): line for line in made.lines if line.kind == kind}
 
 
-def costs_of(story: Callable[[Account], Awaitable[None]], *, prefill: int, decode: int) -> Account:
+def costs_of(
+    story: Callable[[Account], Awaitable[None]], *, prefill: int, decode: int, gpus: float = 0.0
+) -> Account:
+    spec = small_deployment(prefill, decode)
+    if gpus:
+        pools = tuple(pool.model_copy(update={"gpus": gpus, "gpu": GPU}) for pool in spec.pools)
+        spec = spec.model_copy(update={"pools": pools, "cost": CostSpec(prices={GPU: GPU_HOUR})})
+
     async def run() -> Account:
         tap = Tap()
-        cluster = Cluster(small_deployment(prefill, decode), VirtualClock(), summaries=tap)
+        cluster = Cluster(spec, VirtualClock(), summaries=tap)
         await cluster.start()
         account = Account(cluster, tap)
         keeping = asyncio.create_task(account.keep())
@@ -148,8 +163,8 @@ def test_the_lines_add_up_to_the_time_of_workers_that_come_and_go_and_fail() -> 
 
     account = costs_of(story, prefill=1, decode=2)
     found = made[0]
-    assert account.worker_s > 900
-    assert math.isclose(sum(line.seconds for line in found.lines), account.worker_s, rel_tol=0.01)
+    assert account.device_s > 900
+    assert math.isclose(sum(line.seconds for line in found.lines), account.device_s, rel_tol=0.01)
     assert {line.kind for line in found.lines} >= {"usage", "idle"}
     assert sum(line.requests for line in found.lines) == 60
     assert all(line.seconds > 0 for line in found.lines)
@@ -213,7 +228,64 @@ def test_costs_of_several_routers_add_up_to_the_same_workers() -> None:
 
     account = costs_of(story, prefill=1, decode=1)
     used = lines(made[0], "usage")
-    assert math.isclose(sum(line.seconds for line in made[0].lines), account.worker_s, rel_tol=0.01)
+    assert math.isclose(sum(line.seconds for line in made[0].lines), account.device_s, rel_tol=0.01)
     assert used["shop"].requests + used["lab"].requests == 40
     shop_s, lab_s = (used[name].seconds / used[name].requests for name in ("shop", "lab"))
     assert math.isclose(shop_s, lab_s, rel_tol=0.5)
+
+
+def test_workers_with_several_gpus_are_charged_for_each_of_them() -> None:
+    made: list[CostStatement] = []
+
+    async def story(account: Account) -> None:
+        for _ in range(20):
+            await account.submit("shop", 400, 40).finished()
+            await account.cluster.clock.sleep(10.0)
+        made.append(await account.statement("tenant"))
+
+    account = costs_of(story, prefill=1, decode=2, gpus=4.0)
+    found = made[0]
+    assert account.device_s > 4 * 3 * 200
+    assert math.isclose(found.gpu_s, account.device_s, rel_tol=0.01)
+    assert math.isclose(sum(line.seconds for line in found.lines), account.device_s, rel_tol=0.01)
+    assert math.isclose(
+        sum(line.cost for line in found.lines), account.device_s / 3600 * GPU_HOUR, rel_tol=0.01
+    )
+    used = lines(found, "usage")["shop"]
+    assert math.isclose(used.cost, used.seconds / 3600 * GPU_HOUR)
+
+
+def test_a_file_has_the_same_statement_whatever_is_sent_twice(tmp_path: Path) -> None:
+    made: list[CostStatement] = []
+
+    async def story(account: Account) -> None:
+        for number in range(30):
+            await account.submit(("shop", "lab")[number % 2], 400, 40).finished()
+            await account.cluster.clock.sleep(20.0)
+            if number % 10 == 9:
+                made.append(await account.statement("tenant", "hour"))
+
+    account = costs_of(story, prefill=1, decode=1)
+    assert len(account.batches) >= 3
+
+    async def kept() -> CostStatement:
+        file = SqliteCosts(tmp_path / "costs.db")
+        for batch in account.batches:
+            await file.add(batch)
+            await file.add(batch)
+        await file.close()
+        again = SqliteCosts(tmp_path / "costs.db")
+        found = statement(await again.read(0, EPOCH + 10**7), ("tenant", "hour"))
+        await again.close()
+        return found
+
+    found = asyncio.run(kept())
+    assert {line.kind for line in found.lines} == {"usage", "idle"}
+    assert shown(found) == shown(made[-1])
+
+
+def shown(made: CostStatement) -> dict[tuple[str, ...], tuple[float, ...]]:
+    return {
+        (line.kind, *line.names.values()): (line.requests, round(line.seconds, 6), round(line.cost, 9))
+        for line in made.lines
+    }
