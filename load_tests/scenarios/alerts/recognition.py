@@ -4,7 +4,8 @@
 
 The chart's alerts look back over minutes to a day, and wait for minutes. Here all windows and waits are 1/30
 of that, and Prometheus scrapes once a second, so that a fault takes a minute and not half an hour. The
-expressions of dashboards are evaluated before and after each fault. Figures go to reports/alerts.json.
+expressions of dashboards are evaluated before each fault, and several times after its alerts. Figures go to
+reports/alerts.json.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _VALID_S = 60 * 86_400.0
 _CALM_S = 25.0
 _MOST_S = 90.0
 _POLL_S = 0.25
+_LATE_READINGS, _READ_EVERY_S = 5, 2.0
+"""After the alerts of a fault, as series of what it causes later move too."""
 _MOVED = 0.05
 
 
@@ -75,7 +78,8 @@ async def recognize(fault: InjectedFault, folder: Path) -> Recognized:
         watched_deployment(certificate), MonotonicClock(), wall_s=now, expires_s=now + _VALID_S
     )
     await fleet.start()
-    traffic = asyncio.create_task(fleet.run(_CALM_S + _MOST_S))
+    late_s = _LATE_READINGS * _READ_EVERY_S
+    traffic = asyncio.create_task(fleet.run(_CALM_S + _MOST_S + late_s))
     try:
         async with (
             scraped(fleet) as target,
@@ -88,15 +92,27 @@ async def recognize(fault: InjectedFault, folder: Path) -> Recognized:
             began = time.monotonic()
             await fault.inject(fleet.scene)
             alerts, named_s = await _watch(fault, fleet, server, began)
-            after = await _values(server)
+            shown, moved = await _changes(server, before)
     finally:
         for task in (traffic, *fleet.scene.going_on):
             task.cancel()
         await asyncio.gather(traffic, *fleet.scene.going_on, return_exceptions=True)
         await fleet.close()
-    shown = frozenset(text for text in after if after[text] or before[text])
-    moved = frozenset(text for text in shown if _moved(before[text], after[text]))
     return Recognized(fault.name, fault.alert, alerts, named_s, shown, moved)
+
+
+async def _changes(
+    server: PrometheusServer, before: dict[str, dict[str, float]]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The expressions that have a value, and those whose value differs from that before the fault."""
+    shown, moved = {text for text in before if before[text]}, set[str]()
+    for reading in range(_LATE_READINGS):
+        await asyncio.sleep(_READ_EVERY_S if reading else 0.0)
+        for text, values in (await _values(server)).items():
+            if values or before[text]:
+                shown.add(text)
+                moved |= {text} if _moved(before[text], values) else set()
+    return frozenset(shown), frozenset(moved)
 
 
 async def _watch(
@@ -173,7 +189,7 @@ def report_rows(found: Sequence[Recognized]) -> list[Row]:
 def _of(what: str, found: set[str], every: Sequence[str]) -> Row:
     without = sorted({name for text in set(every) - found for name in re.findall(r"kvasir_\w+", text)})
     note = f"of {len(every)}; not: {', '.join(without)}" if without else f"of {len(every)}"
-    return Row(what, len(found), "expressions", "higher", note=note)
+    return Row(what, len(found), "expressions", "higher", target=len(every), note=note)
 
 
 async def measure(faults: Sequence[InjectedFault]) -> list[Recognized]:

@@ -216,6 +216,7 @@ _FAULTS = (
     "moved streams",
     "fragmented KV",
     "stopped control",
+    "stopped services",
     "old certificate",
     "no workers",
     "forgotten caches",
@@ -239,5 +240,5 @@ ALERTS = Scenario(
         "tests/kit/observability/*.py",
     ),
     lines=MODULE,
-    minutes=15,
+    minutes=19,
 )

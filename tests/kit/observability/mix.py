@@ -119,10 +119,10 @@ def watched_deployment(certificate: Path | None, prefill: int = 2, decode: int =
 
 @dataclass(slots=True)
 class FaultScene:
-    """What a fault can change: a cluster, the traffic, the gateway's certificate, and when planner and
-    discovery stopped to answer, by the clock of the cluster. `wall_s` is Unix time in seconds at the
-    beginning, and `expires_s` when the certificate expires. `going_on` are the tasks of a fault that goes
-    on."""
+    """What a fault can change: a cluster, the traffic, the gateway's certificate, when planner and discovery
+    stopped to answer, by the clock of the cluster, and whether Redis and the classifier of an output filter
+    answer. `wall_s` is Unix time in seconds at the beginning, and `expires_s` when the certificate expires.
+    `going_on` are the tasks of a fault that goes on."""
 
     cluster: Cluster
     mix: TrafficMix
@@ -130,6 +130,8 @@ class FaultScene:
     expires_s: float
     certificate: Path | None = None
     control_stopped_s: float | None = None
+    redis_answers: bool = True
+    classifier_answers: bool = True
     going_on: list[asyncio.Task[None]] = field(default_factory=list)
 
     def go_on(self, fault: Coroutine[Any, Any, None]) -> None:
@@ -263,6 +265,10 @@ async def _control_stops(scene: FaultScene) -> None:
     scene.control_stopped_s = scene.cluster.clock.now()
 
 
+async def _services_stop(scene: FaultScene) -> None:
+    scene.redis_answers = scene.classifier_answers = False
+
+
 async def _failing(scene: FaultScene) -> None:
     for worker_id in scene.cluster.workers:
         scene.cluster.faults.fail(worker_id, "worker_failed")
@@ -344,6 +350,14 @@ FAULTS = (
         _control_stops,
         64.0,
         also=("KvasirDiscoveryStale",),
+    ),
+    InjectedFault(
+        "stopped services",
+        "limits_not_shared",
+        "KvasirLimitsNotShared",
+        "Redis does not answer",
+        _services_stop,
+        also=("KvasirFiltersFail",),
     ),
     InjectedFault("no workers", "not_ready", "KvasirNoWorkers", "is not served", _no_workers),
     InjectedFault(

@@ -22,7 +22,7 @@ from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
-from kvasir.telemetry.tenant_series import BudgetUse, CostStats, TenantStats, TenantUsage
+from kvasir.telemetry.tenant_series import BudgetUse, CostStats, RateLimitStats, TenantStats, TenantUsage
 from kvasir_platform.cli.top.command import screen_text
 from kvasir_platform.cli.top.snapshot import TopSnapshot, tenants_in
 from kvasir_platform.cli.top.tables import TopOrder
@@ -40,12 +40,14 @@ _WIDE = 200
 _PRICE, _BUDGET = 0.01, 10.0
 _GPU_BYTES, _WATTS = 80 << 30, 700.0
 _AT_LIMIT = "concurrency_limit"
+_FILTER = "names"
 
 
 class WatchedFleet:
     """`run` sends traffic to a started cluster. `wall_s` is Unix time in seconds at the beginning, and
     `expires_s` when the gateway's certificate expires. The fleet does for metrics what a gateway does: it
-    counts requests, refusals, gaps between tokens and tenants."""
+    counts requests, refusals, gaps between tokens, tenants, decisions about their limits, and acts of an
+    output filter."""
 
     def __init__(
         self, spec: Deployment, clock: Clock, *, wall_s: float, expires_s: float, seed: int = 1
@@ -62,7 +64,7 @@ class WatchedFleet:
         self._model = spec.model.name
         self._usages = {name: TenantUsage(name) for name in TENANTS}
         self._spec = spec
-        self._number = 0
+        self._number = self._alone = 0
         self._costs = CostLedger("watched", Prices(spec), clock.now, lambda: self.scene.wall_s)
 
     async def start(self) -> None:
@@ -138,6 +140,7 @@ class WatchedFleet:
     def _submit(self) -> None:
         mix, now = self.scene.mix, self._clock.now()
         tenant = mix.tenant(self._rng)
+        self._alone += not self.scene.redis_answers
         usage = self._usages[tenant]
         if usage.running >= MOST_AT_ONCE:
             usage.refused[_AT_LIMIT] = usage.refused.get(_AT_LIMIT, 0) + 1
@@ -163,6 +166,8 @@ class WatchedFleet:
                 usage.prompt_tokens += event.usage.prompt_tokens
                 usage.output_tokens += event.usage.output_tokens
                 self.metrics.request_finished(event)
+                answers = self.scene.classifier_answers
+                self.metrics.filter_acted(_FILTER, "redacted" if answers else "failed_open")
                 self._costs.ended(event)
 
         try:
@@ -199,7 +204,7 @@ class WatchedFleet:
             claimed.setdefault(tenant, {})[phase] = seconds
         spent = {tenant: _PRICE * sum(phases.values()) for tenant, phases in claimed.items()}
         budgets = [BudgetUse(tenant, {"hard": cost / _BUDGET}) for tenant, cost in spent.items()]
-        return CostStats(claimed, spent, budgets, stored=True)
+        return CostStats(claimed, spent, budgets, stored=self.scene.redis_answers)
 
     def _use_gpus(self) -> None:
         """Have each worker report a GPU that is as busy as its batch is full."""
@@ -209,7 +214,8 @@ class WatchedFleet:
             worker.faults.gpus = (GpuLoad(0, float(full > 0), used, _GPU_BYTES, _WATTS * full, full, full),)
 
     def _tenants(self) -> TenantStats:
-        return TenantStats(tuple(self._usages.values()), None)
+        limits = RateLimitStats(self.scene.redis_answers, self._alone)
+        return TenantStats(tuple(self._usages.values()), limits)
 
 
 class _Gaps:
