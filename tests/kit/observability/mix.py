@@ -121,8 +121,8 @@ def watched_deployment(certificate: Path | None, prefill: int = 2, decode: int =
 class FaultScene:
     """What a fault can change: a cluster, the traffic, the gateway's certificate, when planner and discovery
     stopped to answer, by the clock of the cluster, and whether Redis and the classifier of an output filter
-    answer. `wall_s` is Unix time in seconds at the beginning, and `expires_s` when the certificate expires.
-    `going_on` are the tasks of a fault that goes on."""
+    answer. Tenants in `spent` have no budget left. `wall_s` is Unix time in seconds at the beginning, and
+    `expires_s` when the certificate expires. `going_on` are the tasks of a fault that goes on."""
 
     cluster: Cluster
     mix: TrafficMix
@@ -132,6 +132,7 @@ class FaultScene:
     control_stopped_s: float | None = None
     redis_answers: bool = True
     classifier_answers: bool = True
+    spent: set[str] = field(default_factory=set)
     going_on: list[asyncio.Task[None]] = field(default_factory=list)
 
     def go_on(self, fault: Coroutine[Any, Any, None]) -> None:
@@ -298,6 +299,8 @@ async def _bursts(scene: FaultScene) -> None:
 
 
 async def _certificate(scene: FaultScene) -> None:
+    # After so long, a budget is spent too.
+    scene.spent.add(TENANTS[1])
     scene.expires_s = scene.wall_s + _LEFT_DAYS * _DAY_S
     if scene.certificate is not None:
         write_certificate(scene.certificate, scene.wall_s, scene.expires_s)

@@ -39,7 +39,7 @@ from kvasir_platform.sim.cluster import Cluster
 _WIDE = 200
 _PRICE, _BUDGET = 0.01, 10.0
 _GPU_BYTES, _WATTS = 80 << 30, 700.0
-_AT_LIMIT = "concurrency_limit"
+_AT_LIMIT, _SPENT = "concurrency_limit", "budget_exceeded"
 _FILTER = "names"
 
 
@@ -142,9 +142,11 @@ class WatchedFleet:
         tenant = mix.tenant(self._rng)
         self._alone += not self.scene.redis_answers
         usage = self._usages[tenant]
-        if usage.running >= MOST_AT_ONCE:
-            usage.refused[_AT_LIMIT] = usage.refused.get(_AT_LIMIT, 0) + 1
-            self.metrics.request_refused(_AT_LIMIT, self._model)
+        spent = tenant in self.scene.spent
+        if spent or usage.running >= MOST_AT_ONCE:
+            code = _SPENT if spent else _AT_LIMIT
+            usage.refused[code] = usage.refused.get(code, 0) + 1
+            self.metrics.request_refused(code, self._model)
             return
         self._number += 1
         request = Request(
