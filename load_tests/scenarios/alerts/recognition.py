@@ -4,7 +4,7 @@
 
 The chart's alerts look back over minutes to a day, and wait for minutes. Here all windows and waits are 1/30
 of that, and Prometheus scrapes once a second, so that a fault takes a minute and not half an hour. The
-expressions of dashboards are evaluated before each fault, and several times after its alerts. Figures go to
+expressions of dashboards are evaluated before each fault, and every few seconds after it. Figures go to
 reports/alerts.json.
 """
 
@@ -36,8 +36,8 @@ _VALID_S = 60 * 86_400.0
 _CALM_S = 25.0
 _MOST_S = 90.0
 _POLL_S = 0.25
-_LATE_READINGS, _READ_EVERY_S = 5, 2.0
-"""After the alerts of a fault, as series of what it causes later move too."""
+_LATE_READINGS, _READ_EVERY_S = 3, 3.0
+"""Readings of expressions after the alerts of a fault, as some move late."""
 _MOVED = 0.05
 
 
@@ -91,8 +91,15 @@ async def recognize(fault: InjectedFault, folder: Path) -> Recognized:
             before = await _values(server)
             began = time.monotonic()
             await fault.inject(fleet.scene)
-            alerts, named_s = await _watch(fault, fleet, server, began)
-            shown, moved = await _changes(server, before)
+            ended = asyncio.Event()
+            changes = asyncio.create_task(_changes(server, before, ended))
+            try:
+                alerts, named_s = await _watch(fault, fleet, server, began)
+            except BaseException:
+                changes.cancel()
+                raise
+            ended.set()
+            shown, moved = await changes
     finally:
         for task in (traffic, *fleet.scene.going_on):
             task.cancel()
@@ -102,12 +109,15 @@ async def recognize(fault: InjectedFault, folder: Path) -> Recognized:
 
 
 async def _changes(
-    server: PrometheusServer, before: dict[str, dict[str, float]]
+    server: PrometheusServer, before: dict[str, dict[str, float]], ended: asyncio.Event
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """The expressions that have a value, and those whose value differs from that before the fault."""
+    """The expressions that have a value, and those whose value differs from that before the fault, until a
+    little after `ended` is set."""
     shown, moved = {text for text in before if before[text]}, set[str]()
-    for reading in range(_LATE_READINGS):
-        await asyncio.sleep(_READ_EVERY_S if reading else 0.0)
+    late = 0
+    while late < _LATE_READINGS:
+        await asyncio.sleep(_READ_EVERY_S)
+        late += ended.is_set()
         for text, values in (await _values(server)).items():
             if values or before[text]:
                 shown.add(text)
