@@ -168,16 +168,6 @@ def test_the_heading_has_the_verdict_and_the_figures() -> None:
     assert figures == "kvasir, 2 in flight, 4 queued, 2 workers, TTFT p50 40.0 ms of the last 1"
 
 
-def test_further_problems_are_named_below_the_sentence() -> None:
-    problems = [{"text": f"problem {i}"} for i in range(6)]
-    verdict = {"ok": False, "sentence": "Requests fail: problem 0. (5 more below.)", "problems": problems}
-    status = {**SNAPSHOT.status} | {"verdict": verdict}
-    shown, _ = heading(replace(SNAPSHOT, status=status))
-    assert shown.splitlines() == [
-        "Requests fail: problem 0. (5 more below.)", "Also: problem 1", "Also: problem 2", "Also: problem 3"
-    ]  # fmt: skip
-
-
 def test_the_text_of_all_views_at_80_columns() -> None:
     assert "\n".join(screen_text(SNAPSHOT, TopOrder(), 80)) == TEXT.strip("\n")
 

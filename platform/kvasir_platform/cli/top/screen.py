@@ -18,6 +18,9 @@ from kvasir_platform.cli.top.tables import TABLES, TopOrder, TopTable, arranged,
 
 _MARGIN = 2
 _CELL_PADDING = 1
+_LEAST_ALSO = 3
+_LINES_FOR_ALSO = 4
+"""A terminal shows one further problem for so many of its lines, as the table needs the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class TopScreen(App[None]):
         if not self._laid_out:
             return
         table = self._table()
-        verdict, figures = heading(self._now)
+        verdict, figures = heading(self._now, max(_LEAST_ALSO, self.size.height // _LINES_FOR_ALSO))
         self.query_one("#verdict", Static).update(f"STALE: {self._trouble}" if self._trouble else verdict)
         self.query_one("#figures", Static).update(figures)
         rows = arranged(table, self._order)

@@ -50,12 +50,13 @@ Before = TopSnapshot | None
 """The snapshot before, for rates; None: totals are shown."""
 _NONE = "-"
 _LEAST_LAST = 12
-_ALSO = 3
+MOST_ALSO = 20
+"""Further problems that are shown where lines are not scarce."""
 
 
-def heading(snapshot: TopSnapshot) -> tuple[str, str]:
-    """Return the verdict, with a line for each of the next problems, and a line with the deployment's
-    figures."""
+def heading(snapshot: TopSnapshot, most: int = MOST_ALSO) -> tuple[str, str]:
+    """Return the verdict, with a line for each further problem and the number of those beyond `most`, and a
+    line with the deployment's figures."""
     status, requests = snapshot.status, snapshot.requests
     verdict = status.get("verdict") or {}
     ttfts = [each["ttft_s"] for each in requests["latest"] if each["ttft_s"] is not None]
@@ -67,7 +68,10 @@ def heading(snapshot: TopSnapshot) -> tuple[str, str]:
     ]
     if ttfts:
         parts.append(f"TTFT p50 {milliseconds(quantile(ttfts, 0.5))} of the last {len(ttfts)}")
-    also = [f"Also: {each['text']}" for each in verdict.get("problems", [])[1 : 1 + _ALSO]]
+    further = verdict.get("problems", [])[1:]
+    also = [f"Also: {each['text']}" for each in further[:most]]
+    if len(further) > most:
+        also.append(f"{len(further) - most} more: kvasir status shows all.")
     return "\n".join([str(verdict.get("sentence", "")), *also]), ", ".join(parts)
 
 
