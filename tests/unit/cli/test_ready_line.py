@@ -9,7 +9,7 @@ import pytest
 
 from kvasir.config.load.loader import loads
 from kvasir_platform.cli.common.output import CommandOutput
-from kvasir_platform.cli.common.progress import ProgressDisplay, curl_line
+from kvasir_platform.cli.common.progress import ProgressDisplay, console_url, curl_line
 from kvasir_platform.cluster.local.supervisor import StartProgress
 
 EMBEDS = "pools: [{name: v, role: embed}]"
@@ -49,3 +49,9 @@ def test_the_address_is_one_to_open(spec: str, url: str) -> None:
     display.show(StartProgress("ready", text="0.0.0.0:8000"))
     assert f"kvasir-tiny is served at {url} after" in out.getvalue()
     assert f"curl -N {url}/v1/" in out.getvalue()
+    assert f"console         {url}/console\n" in out.getvalue()
+
+
+def test_the_console_is_named_at_its_own_port() -> None:
+    spec = loads("gateway: {console: {port: 9000}}", "t.yaml")
+    assert console_url(spec, "http://127.0.0.1:8000") == "http://127.0.0.1:9000/console"
