@@ -6,22 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.demand import PoolForecast, PoolPlan
-from kvasir.core.errors import ConfigError
 from kvasir.core.kv import KvStatus
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort, WorkerView
 from kvasir.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, Metrics
-from kvasir.wire.tls import certificates_in, read_pem
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, RouteStatus, SizeForecast
+from kvasir_platform.gateway.operator.certificate_expiries import CertificateExpiries
 from kvasir_platform.gateway.operator.requests_page import MOST_RUNNING
 from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 from kvasir_platform.gateway.tenants.wanted_place import POLICIES
@@ -61,6 +59,8 @@ class StatusPages:
         self._draining = draining
         self._rollouts = rollouts
         self._wall = wall
+        files = (deployment.gateway.tls.cert_file, deployment.tls.cert_file)
+        self._certificates = CertificateExpiries(file for file in files if file is not None)
         self._batches = {
             pool.name: {
                 "max_num_batched_tokens": pool.engine.max_num_batched_tokens,
@@ -112,9 +112,8 @@ class StatusPages:
         ]
 
     def _facts(self) -> StatusFacts:
-        workers, metrics, wall = self._router.workers(), self._metrics, self._wall()
+        workers, metrics = self._router.workers(), self._metrics
         scaling = metrics.scaling()
-        certificates = (self._deployment.gateway.tls.cert_file, self._deployment.tls.cert_file)
         return StatusFacts(
             now=self._clock.now(),
             stopping=self._draining(),
@@ -129,7 +128,7 @@ class StatusPages:
             ended=self._router.ended(),
             cells=self._router.cells(),
             tenants=metrics.running_by_tenant() or self._tenants(),
-            certificates={path: _expires_s(Path(path)) - wall for path in certificates if path is not None},
+            certificates=self._certificates.left_s(self._wall()),
         )
 
     def _tenants(self) -> dict[str, int]:
@@ -169,15 +168,6 @@ def pool_sizes(
 
 def _forecast(seen: PoolForecast) -> SizeForecast:
     return SizeForecast(seen.load, seen.expected, seen.upper, list(seen.because))
-
-
-def _expires_s(path: Path) -> float:
-    """Return when the first certificate of a file expires, in Unix seconds; 0 if it cannot be read, as then
-    it cannot be used either."""
-    try:
-        return certificates_in(path, read_pem(path))[0].not_valid_after_utc.timestamp()
-    except ConfigError:
-        return 0.0
 
 
 def _worker(view: WorkerView, now: float) -> dict[str, Any]:
