@@ -5,12 +5,15 @@ every series that a dashboard or an alert is about."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.kit.browser.recorded_console import recorded_console
+from tests.kit.browser.tab import opened_tab
 from tests.kit.observability.mix import (
     CERTIFICATE_DAYS,
     FAULTS,
@@ -32,11 +35,15 @@ CALM_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The scrapes, what `kvasir top` prints at the end, and the problems of /status by code."""
+    """The scrapes, and at the end what `kvasir top` prints, the page of /status and its problems by code."""
 
     watched: Watched
     top: str
-    problems: dict[str, str]
+    status: dict[str, Any]
+
+    @property
+    def problems(self) -> dict[str, str]:
+        return {problem["code"]: problem["text"] for problem in self.status["verdict"]["problems"]}
 
 
 Watch = Callable[[InjectedFault], Seen]
@@ -66,9 +73,9 @@ async def seen(fault: InjectedFault, certificate: Path) -> Seen:
     await fault.inject(fleet.scene)
     await fleet.run(fault.seconds)
     watched = Watched(first, before, fleet.scrape(), CALM_S, fault.seconds, NOW)
-    top, problems = fleet.top(), fleet.status()["verdict"]["problems"]
+    top, status = fleet.top(), fleet.status()
     await cancelled(asyncio.all_tasks() - {asyncio.current_task()})
-    return Seen(watched, top, {problem["code"]: problem["text"] for problem in problems})
+    return Seen(watched, top, status)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -81,6 +88,26 @@ def test_the_console_top_and_an_alert_name_a_fault(
     fired = first_firing(found.watched, tmp_path)
     assert fault.alerts <= fired.keys()
     assert min(fired.values()) >= 0, fired
+
+
+def test_a_browser_shows_the_text_of_each_fault_in_the_verdict(watch: Watch, tmp_path: Path) -> None:
+    pages = [(fault, watch(fault).status) for fault in FAULTS]
+    asyncio.run(shown_in_turn(pages, tmp_path))
+
+
+async def shown_in_turn(pages: Sequence[tuple[InjectedFault, dict[str, Any]]], profile: Path) -> None:
+    async with recorded_console() as console, opened_tab(profile) as tab:
+        await tab.open(console.address)
+        for fault, status in pages:
+            # The deployment's name stands at the top, by which the page is seen to be this fault's.
+            await console.show(status | {"deployment": fault.name})
+            await tab.until(f"document.querySelector('.brand')?.innerText === 'Kvasir {fault.name}'")
+            shown = await tab.until("document.querySelector('.verdict').innerText")
+            assert fault.text in shown
+            first = status["verdict"]["problems"][0]
+            sentence = await tab.until("document.querySelector('.verdict p').innerText")
+            assert first["text"].replace("`", "") in sentence
+        assert tab.console == []
 
 
 def test_every_series_of_a_dashboard_or_an_alert_moves_under_a_fault(watch: Watch) -> None:
