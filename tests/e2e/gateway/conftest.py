@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
+from tests.kit.browser.tab import Tab, opened_tab
 from tests.kit.engines.vllm_reference import Reference, reference
 from tests.kit.gateway.http_edge import listening
 from tests.kit.gateway.scripted_router import ScriptedRouter
@@ -118,6 +120,13 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
     else:
         body = await reader.readexactly(int(headers["content-length"]))
     return Reply(int(first.split()[1]), headers, body)
+
+
+@pytest_asyncio.fixture
+async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
+    """A tab of a browser of its own."""
+    async with opened_tab(tmp_path / "profile") as tab:
+        yield tab
 
 
 EdgeFactory = Callable[..., Awaitable[Edge]]

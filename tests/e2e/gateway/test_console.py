@@ -5,37 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest_asyncio
-from tests.kit.browser.tab import Tab, opened_tab
+from tests.kit.browser.console_views import pick, pictured, rows
+from tests.kit.browser.tab import Tab
 
 from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.loads.gpu import GpuLoad
 
 STORY = "Once upon a time there was a router that knew what every worker holds. " * 20
 ENDINGS = ("The end. " * 20, "They lived happily. " * 20, "")
-ROWS = """((label) => {
-  const table = document.querySelector(`[aria-label="${label}"] table`);
-  if (!table?.tBodies[0]?.rows.length) return null;
-  const names = [...table.tHead.rows[0].cells].map((each) => each.innerText.replace(/ [↓↑]$/, ""));
-  return [...table.tBodies[0].rows].map((row) =>
-    Object.fromEntries([...row.cells].map((cell, i) => [names[i], cell.innerText])));
-})"""
-
-
-@pytest_asyncio.fixture
-async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    async with opened_tab(tmp_path / "profile") as tab:
-        yield tab
-
-
-async def rows(tab: Tab, label: str) -> list[dict[str, str]]:
-    """The rows of a table, once it has any, by the names of its columns."""
-    return list(await tab.until(f"{ROWS}({json.dumps(label)})"))
 
 
 async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
@@ -113,20 +93,7 @@ async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
     assert all(address.startswith(f"http://{product.address}/") for address in tab.asked), tab.asked
 
 
-PICK = """((side, name, value) => {
-  const labels = document.querySelectorAll(".playground fieldset")[side]?.querySelectorAll("label") ?? [];
-  const select = [...labels].find((each) => each.innerText.startsWith(name))?.querySelector("select");
-  if (![...(select?.options ?? [])].some((each) => each.value === value)) return false;
-  select.value = value;
-  select.dispatchEvent(new Event("change", { bubbles: true }));
-  return true;
-})"""
 ANSWERED = "[...document.querySelectorAll('.timing')].filter((each) => each.innerText.includes('ran on'))"
-
-
-async def pick(tab: Tab, side: int, name: str, value: str) -> None:
-    """Choose an option of one side of the playground, once it is there."""
-    await tab.until(f"{PICK}({side}, {json.dumps(name)}, {json.dumps(value)})")
 
 
 async def test_the_same_prompt_is_answered_by_two_workers_and_two_policies_side_by_side(
@@ -156,12 +123,6 @@ async def test_the_same_prompt_is_answered_by_two_workers_and_two_policies_side_
     assert "policy\nround_robin" in third
     assert "policy\nleast_loaded" in fourth
     assert tab.console == []
-
-
-async def pictured(tab: Tab, view: str) -> None:
-    """Keep pictures of a view in both themes."""
-    await tab.screenshot(f"console-{view}-dark", dark=True)
-    await tab.screenshot(f"console-{view}")
 
 
 async def test_a_lost_worker_is_named_with_the_reason(product: Any, tab: Tab) -> None:
@@ -201,7 +162,7 @@ async def test_a_forecast_is_shown_with_its_band_and_the_planners_reasons(start:
     assert pools["decode"]["reason"].endswith("the forecast needs 2; min is 1")
     assert pools["prefill"]["forecast"] == "–"
     await tab.until("document.querySelectorAll('.band').length === 1")
-    await tab.until("document.querySelector('.band polyline').points.length > 1")
+    await tab.until("document.querySelector('.band polyline').points.length > 2")
     await pictured(tab, "forecast")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 from tests.e2e.gateway.conftest import POOLS, Product, Reply, read_reply
-from tests.e2e.gateway.test_console import rows
+from tests.kit.browser.console_views import pictured, rows
 from tests.kit.browser.tab import opened_tab
 from tests.kit.gateway.http_edge import listening
 
@@ -216,8 +216,7 @@ async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer, tm
         (bounded,) = await rows(tab, "Budgets of tenants")
         (day,) = await rows(tab, "Costs by day and kind")
         figures = await tab.until("document.querySelector('.figures')?.innerText")
-        await tab.screenshot("console-costs-dark", dark=True)
-        await tab.screenshot("console-costs")
+        await pictured(tab, "costs")
         logged = tab.console
     assert (used["tenant"], used["requests"]) == ("default", "3")
     assert used["cost"].endswith("USD")

@@ -21,7 +21,17 @@ from kvasir.ports.routing import CROSS_ROLE
 from kvasir.ports.views.packed import PackedRows
 from kvasir.ports.views.summaries import LostAttempt, RequestSummary
 
-EndedColumn = Literal["finished_s", "lasted_s", "prompt_tokens", "cached_tokens", "slo_met", "cross_role"]
+EndedColumn = Literal[
+    "finished_s",
+    "lasted_s",
+    "prompt_tokens",
+    "cached_tokens",
+    "slo_met",
+    "cross_role",
+    "answered",
+    "ttft_s",
+    "itl_s",
+]
 
 _MET = {None: math.nan, False: 0.0, True: 1.0}
 _COLUMNS: tuple[EndedColumn, ...] = get_args(EndedColumn)
@@ -48,6 +58,10 @@ def _summary(values: tuple[Any, ...]) -> RequestSummary:
     usage, slo = Usage(*values[_USAGE:_AFTER_USAGE]), SloClass(*values[_SLO:_AFTER_SLO])
     arguments = [*values[:_USAGE], usage, *values[_AFTER_USAGE:_SLO], slo, *values[_AFTER_SLO:]]
     return RequestSummary(*arguments)
+
+
+def _known(figures: Sequence[float | None]) -> list[float]:
+    return [math.nan if each is None else each for each in figures]
 
 
 class EndedRequests(Sequence[RequestSummary]):
@@ -82,17 +96,20 @@ class EndedRequests(Sequence[RequestSummary]):
         prompt, cached = [each.prompt_tokens for each in usages], [each.cached_tokens for each in usages]
         met = [_MET[each.slo_met] for each in summaries]
         crossed = [each.reason == CROSS_ROLE for each in summaries]
+        answered = [each.outcome == "ok" for each in summaries]
+        ttfts, itls = [each.ttft_s for each in summaries], [each.itl_s for each in summaries]
         self._rows.add(
             [each.request_id for each in summaries],
             list(zip(values, beside or [None] * len(summaries), strict=True)),
             shared=shared,
-            figures=(finished, lasted, prompt, cached, met, crossed),
+            figures=(finished, lasted, prompt, cached, met, crossed, answered, _known(ttfts), _known(itls)),
         )
 
     def column(self, name: EndedColumn) -> NDArray[np.float64]:
         """Return a copy of one figure of all requests, in their order: when it ended and how long it took, in
-        seconds, tokens of its prompt, whether it met its SLO (1, 0, or NaN if that is not judged), and
-        whether it was placed for CROSS_ROLE (1 or 0)."""
+        seconds, tokens of its prompt, whether it met its SLO (1, 0, or NaN if that is not judged), whether it
+        was placed for CROSS_ROLE and whether it ended without an error (1 or 0), its TTFT and its mean ITL in
+        seconds (NaN without any)."""
         return self._rows.column(_COLUMNS.index(name))
 
     def find(self, request_id: str) -> int | None:

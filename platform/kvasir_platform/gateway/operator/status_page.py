@@ -20,6 +20,7 @@ from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, RouteStatus, SizeForecast
 from kvasir_platform.gateway.operator.certificate_expiries import CertificateExpiries
+from kvasir_platform.gateway.operator.recent_figures import recent_requests
 from kvasir_platform.gateway.operator.requests_page import MOST_RUNNING
 from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 from kvasir_platform.gateway.tenants.wanted_place import POLICIES
@@ -101,6 +102,7 @@ class StatusPages:
             policy=self._deployment.routing.policy,
             policies=POLICIES,
             cells=list(facts.cells),
+            recent=recent_requests(facts.ended, facts.now, self._deployment.routing.decision_records),
         )
         exchange.respond(200, msgspec.json.encode(shown))
 

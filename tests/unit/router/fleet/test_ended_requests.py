@@ -47,6 +47,8 @@ def test_the_newest_requests_and_their_columns_are_those_of_a_list(
     assert kept.column("cached_tokens").tolist() == [each.usage.cached_tokens for each in newest]
     assert kept.column("slo_met").tolist() == [float(bool(each.slo_met)) for each in newest]
     assert kept.column("cross_role").tolist() == [each.reason == CROSS_ROLE for each in newest]
+    assert kept.column("answered").tolist() == [1.0] * len(newest)
+    assert kept.column("ttft_s").tolist() == [each.ttft_s for each in newest]
     assert list(EndedRequests.of(every)) == every
 
 
@@ -82,6 +84,18 @@ def test_a_request_is_read_as_it_was_added(ended: RequestSummary) -> None:
     assert kept[1].slo_met == ended.slo_met
     assert (type(kept[1].route_arm), type(kept[1].lost)) == (type(ended.route_arm), tuple)
     assert kept.find(ended.request_id) == 1
+
+
+def test_times_of_tokens_are_kept_and_unknown_without_tokens() -> None:
+    ended = summary(1, 1, 1)
+    several = replace(ended, usage=Usage(output_tokens=3))
+    failed = replace(ended, outcome="worker_lost", first_token_s=None)
+    kept = EndedRequests.of([ended, several, failed])
+    assert kept.column("answered").tolist() == [1.0, 1.0, 0.0]
+    assert kept.column("ttft_s")[:2].tolist() == [0.5, 0.5]
+    assert kept.column("itl_s").item(1) == 0.25
+    assert np.isnan(kept.column("ttft_s")).tolist() == [False, False, True]
+    assert np.isnan(kept.column("itl_s")).tolist() == [True, False, True]
 
 
 def test_an_end_by_the_client_is_not_judged() -> None:

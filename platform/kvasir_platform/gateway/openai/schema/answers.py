@@ -13,6 +13,7 @@ from msgspec import Struct
 from kvasir.ports.router import CellView
 from kvasir_platform.gateway.openai.schema.operation import (
     PoolSize,
+    RecentRequests,
     RequestTimeline,
     RouteStatus,
     StatusVerdict,
@@ -296,7 +297,7 @@ class StatusResponse(Struct):
     """Status of the deployment, as `kvasir status` shows it. `reason` says why it is not ready; `readiness`
     has the same for each model, and `queues` what waits for it (kvasir.ports.router.AdmissionView). `policy`
     is the routing policy, one of `policies`. `cells` are this one and those of other regions, if there
-    are any (docs/REGIONS.md)."""
+    are any (docs/REGIONS.md). `recent` is null if no ended requests are kept."""
 
     deployment: str
     ready: bool
@@ -313,6 +314,7 @@ class StatusResponse(Struct):
     policy: str = ""
     policies: tuple[str, ...] = ()
     cells: list[CellView] = []
+    recent: RecentRequests | None = None
 
 
 class Decisions(Struct):

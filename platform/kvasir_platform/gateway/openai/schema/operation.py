@@ -67,6 +67,20 @@ class RequestsPage(Struct):
     latest: list[FinishedRequest]
 
 
+class RecentRequests(Struct):
+    """The `answered` requests of the last `over_s` seconds: of a minute, or of less if more requests ended in
+    it than are kept (`routing.decision_records`). `ttft_s` and `itl_s` are medians, null without any;
+    `hit_rate` is the cached fraction of the tokens of their prompts, null without any prompt."""
+
+    over_s: float
+    answered: int
+    ttft_s: float | None
+    ttft_p95_s: float | None
+    itl_s: float | None
+    itl_p95_s: float | None
+    hit_rate: float | None
+
+
 class TimelinePhase(Struct):
     """A part of a request's time: from `start_s` to `end_s` after its arrival, on `worker`, null in the
     router."""

@@ -44,10 +44,7 @@ export function App() {
 
 function Signed({ view, item, again }: { view: string; item: string; again: () => void }) {
   const history = useMemo(() => new History(), []);
-  const { status, requests } = useLive({
-    status: (data) => history.status(data, performance.now()),
-    requests: (data) => history.requests(data, performance.now()),
-  });
+  const { status, requests } = useLive((data) => history.status(data));
   useEffect(() => {
     document.title = status.data === null ? "Kvasir" : `${status.data.deployment} · Kvasir`;
   }, [status.data?.deployment]);
@@ -106,7 +103,7 @@ function Signed({ view, item, again }: { view: string; item: string; again: () =
         ) : view === "tenants" ? (
           <Tenants />
         ) : view === "fleet" ? (
-          <Fleet status={data} history={history} figures={history.figures(performance.now())} />
+          <Fleet status={data} history={history} />
         ) : (
           <Empty title={`There is no view ${view}.`}>
             <a href="#/fleet">Go to the fleet</a>

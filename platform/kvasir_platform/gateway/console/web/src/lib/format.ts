@@ -39,10 +39,3 @@ function digits(value: number): string {
   const size = Math.abs(value);
   return value.toFixed(size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
 }
-
-/** The value that this share of `values` is at most; null without any. */
-export function quantile(values: readonly number[], share: number): number | null {
-  if (values.length === 0) return null;
-  const sorted = [...values].sort((a, b) => a - b);
-  return sorted[Math.min(sorted.length - 1, Math.max(0, Math.ceil(share * sorted.length) - 1))] ?? null;
-}

@@ -20,8 +20,8 @@ const NOTHING: Live = {
   requests: { data: null, error: null, at: 0 },
 };
 
-/** Follow the stream while mounted. `on` gets each event. Failures are repeated less and less often. */
-export function useLive(on: { status: (data: Status) => void; requests: (data: Requests) => void }): Live {
+/** Follow the stream while mounted. `on` gets each status. Failures are repeated less and less often. */
+export function useLive(on: (status: Status) => void): Live {
   const [live, setLive] = useState(NOTHING);
   useEffect(() => {
     let timer = 0;
@@ -36,7 +36,7 @@ export function useLive(on: { status: (data: Status) => void; requests: (data: R
         return;
       }
       pause = INTERVAL_MS;
-      on[name](data);
+      if (name === "status") on(data);
       setLive((before) => ({ ...before, [name]: { data, error: null, at: performance.now() } }));
     };
     const follow = async (): Promise<void> => {

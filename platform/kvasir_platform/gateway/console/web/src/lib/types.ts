@@ -87,6 +87,17 @@ export interface Problem {
   remedy: string;
 }
 
+/** Requests that were answered in the last `over_s` seconds. */
+export interface Recent {
+  over_s: number;
+  answered: number;
+  ttft_s: number | null;
+  ttft_p95_s: number | null;
+  itl_s: number | null;
+  itl_p95_s: number | null;
+  hit_rate: number | null;
+}
+
 export interface Status {
   deployment: string;
   ready: boolean;
@@ -101,6 +112,7 @@ export interface Status {
   verdict?: { ok: boolean; sentence: string; problems: Problem[] };
   policy?: string;
   policies?: string[];
+  recent?: Recent | null;
 }
 
 export interface Running {

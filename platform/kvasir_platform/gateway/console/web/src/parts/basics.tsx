@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { percent } from "../lib/format";
+import type { Line } from "../lib/history";
 
 export type Tone = "good" | "warn" | "bad" | "quiet";
 
@@ -51,37 +52,61 @@ export function Bar({ value, label, tone }: { value: number | null; label?: stri
   );
 }
 
-/** A line of the last minutes, without axes: its last value stands beside it. */
-export function Spark({ values, label }: { values: readonly number[]; label: string }) {
+type Point = readonly [number, number];
+
+/** The parts of a line between its gaps, each as the places of its points and their values. */
+function parts(line: Line): Point[][] {
+  const found: Point[][] = [];
+  let open = false;
+  line.forEach((value, i) => {
+    if (value === null) open = false;
+    else if (open) found.at(-1)!.push([i, value]);
+    else found.push([[i, value]]), (open = true);
+  });
+  return found;
+}
+
+/** The points of an SVG line. A single one is drawn as a dot, by the round ends of a line to itself. */
+function drawn(part: readonly Point[], at: (point: Point) => string): string {
+  return (part.length === 1 ? [part[0]!, part[0]!] : part).map(at).join(" ");
+}
+
+function highest(lines: readonly Line[]): number {
+  return Math.max(1e-9, ...lines.flat().map((each) => each ?? 0));
+}
+
+/** A line of the last minutes, without axes: its last value stands beside it. What is not known is a gap. */
+export function Spark({ values, label }: { values: Line; label: string }) {
   const width = 120;
   const height = 24;
-  const top = Math.max(...values, 1e-9);
+  const top = highest([values]);
   const step = width / Math.max(1, values.length - 1);
-  const points = values.map((value, i) => `${(i * step).toFixed(1)},${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`);
+  const at = ([i, value]: Point) => `${(i * step).toFixed(1)},${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`;
   return (
     <svg class="spark" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" role="img" aria-label={label}>
-      {values.length > 1 && <polyline points={points.join(" ")} />}
+      {values.length > 1 && parts(values).map((part) => <polyline key={part[0]![0]} points={drawn(part, at)} />)}
     </svg>
   );
 }
 
-/** A line, and the band between two others; all have the newest value at the right. */
-export function Band({ lines, low, high, label }: { lines: readonly (readonly number[])[]; low: readonly number[]; high: readonly number[]; label: string }) {
+/** Two lines, and the band between two others, of equal lengths and with gaps at the same places. */
+export function Band({ line, dashed, low, high, label }: { line: Line; dashed: Line; low: Line; high: Line; label: string }) {
   const width = 240;
   const height = 48;
-  const all = [...lines, low, high];
-  const most = Math.max(2, ...all.map((each) => each.length));
-  const top = Math.max(1e-9, ...all.flat());
-  const at = (line: readonly number[]) =>
-    line.map((value, i) => {
-      const x = ((most - line.length + i) * width) / (most - 1);
-      return `${x.toFixed(1)},${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`;
-    });
+  const most = Math.max(2, line.length);
+  const top = highest([line, dashed, low, high]);
+  const at = ([i, value]: Point) => `${((i * width) / (most - 1)).toFixed(1)},${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`;
+  const lower = parts(low);
   return (
     <svg class="band" viewBox={`0 0 ${width} ${height}`} preserveAspectRatio="none" role="img" aria-label={label}>
-      <polygon points={[...at(high), ...at(low).reverse()].join(" ")} />
-      {lines.map((line, i) => (
-        <polyline key={i} points={at(line).join(" ")} />
+      {parts(high).map((part, i) => (
+        <polygon key={part[0]![0]} points={[...part, ...[...(lower[i] ?? [])].reverse()].map(at).join(" ")} />
+      ))}
+      {parts(line).map((part) => (
+        <polyline key={part[0]![0]} points={drawn(part, at)} />
+      ))}
+      {parts(dashed).map((part) => (
+        <polyline key={part[0]![0]} class="dashed" points={drawn(part, at)} />
       ))}
     </svg>
   );
@@ -96,7 +121,7 @@ export function Figure({
   name: string;
   value: string;
   note?: string;
-  line?: readonly number[] | undefined;
+  line?: Line | undefined;
 }) {
   return (
     <div class="figure">

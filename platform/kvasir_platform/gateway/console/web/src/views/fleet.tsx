@@ -4,19 +4,19 @@ import { useState } from "preact/hooks";
 import { Bar, Empty, Figure, FilterField, Prose, Section, State } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { count, percent, rate, seconds } from "../lib/format";
-import { queuedIn, type Figures, type History } from "../lib/history";
+import { queuedIn, type History } from "../lib/history";
 import type { Gpu, Queue, Status, Tier, Worker } from "../lib/types";
 
 const MEDIA = ["device", "cpu", "disk", "remote"];
 
-export function Fleet({ status, history, figures }: { status: Status; history: History; figures: Figures }) {
+export function Fleet({ status, history }: { status: Status; history: History }) {
   const [asked, setAsked] = useState("");
   const [troubled, setTroubled] = useState(false);
   const workers = status.workers.filter((each) => matches(each, asked) && (!troubled || isTroubled(each)));
   return (
     <>
       <Verdict status={status} />
-      <Now status={status} history={history} figures={figures} />
+      <Now status={status} history={history} />
       <Queues status={status} />
       <Section
         title="Workers"
@@ -75,31 +75,33 @@ function Verdict({ status }: { status: Status }) {
   );
 }
 
-function Now({ status, history, figures }: { status: Status; history: History; figures: Figures }) {
+function Now({ status, history }: { status: Status; history: History }) {
   const ready = status.workers.filter((each) => each.state === "ready").length;
   const usage = status.workers.flatMap((each) => each.load?.kv_usage ?? []);
   const used = usage.length === 0 ? null : usage.reduce((sum, each) => sum + each, 0) / usage.length;
-  const measured = figures.ended === 0 ? "none in 60 s" : `${count(figures.ended)} in 60 s`;
+  const recent = status.recent ?? null;
+  const over = recent === null ? "" : `in ${Math.round(recent.over_s)} s`;
+  const measured = recent === null ? "requests are not kept" : `${recent.answered === 0 ? "none" : count(recent.answered)} ${over}`;
   return (
     <div class="figures">
       <Figure name="in flight" value={count(status.in_flight)} note="requests" line={history.lines.get("in_flight")} />
       <Figure name="queued" value={count(queuedIn(status))} note="requests" line={history.lines.get("queued")} />
       <Figure
         name="TTFT, median"
-        value={seconds(figures.ttft[0])}
-        note={figures.ended === 0 ? measured : `p95 ${seconds(figures.ttft[1])}, ${measured}`}
+        value={seconds(recent?.ttft_s)}
+        note={recent?.answered ? `p95 ${seconds(recent.ttft_p95_s)}, ${measured}` : measured}
         line={history.lines.get("ttft")}
       />
       <Figure
         name="ITL, median"
-        value={seconds(figures.itl[0])}
-        note={figures.ended === 0 ? measured : `p95 ${seconds(figures.itl[1])}`}
+        value={seconds(recent?.itl_s)}
+        note={recent?.answered ? `p95 ${seconds(recent.itl_p95_s)}` : measured}
         line={history.lines.get("itl")}
       />
       <Figure
         name="prefix hit rate"
-        value={percent(figures.hitRate)}
-        note={figures.hitRate === null ? "no prompt in 60 s" : "of prompts, in 60 s"}
+        value={percent(recent?.hit_rate)}
+        note={recent?.answered ? `of prompts, ${over}` : measured}
         line={history.lines.get("hit_rate")}
       />
       <Figure name="KV in use" value={percent(used)} note={`mean of ${count(usage.length)} workers`} />

@@ -71,7 +71,8 @@ function Course({ pool, history }: { pool: string; history: History }) {
   const line = (name: string) => history.lines.get(`${name}/${pool}`) ?? [];
   return (
     <Band
-      lines={[line("load"), line("desired")]}
+      line={line("load")}
+      dashed={line("desired")}
       low={line("expected")}
       high={line("upper")}
       label={`Load of ${pool}, its forecast with the margin, and desired replicas, in busy replicas`}
