@@ -8,11 +8,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.kit.browser.console_views import pick, pictured, rows
 from tests.kit.browser.tab import Tab
 
 from kvasir.core.demand import PoolForecast, PoolPlan
 from kvasir.core.loads.gpu import GpuLoad
+from kvasir.ports.router import WorkerView
 
 STORY = "Once upon a time there was a router that knew what every worker holds. " * 20
 ENDINGS = ("The end. " * 20, "They lived happily. " * 20, "")
@@ -164,6 +166,30 @@ async def test_a_forecast_is_shown_with_its_band_and_the_planners_reasons(start:
     await tab.until("document.querySelectorAll('.band').length === 1")
     await tab.until("document.querySelector('.band polyline').points.length > 2")
     await pictured(tab, "forecast")
+
+
+@pytest.mark.parametrize(
+    ("desired", "starting", "shown"),
+    [
+        (3, 1, "growing 1 of its replicas still start"),
+        (3, 0, "short replicas are missing and none is starting: see the verdict on the fleet"),
+        (2, 0, "steady it has its desired size"),
+        (1, 0, "shrinking replicas beyond the desired size drain and leave"),
+    ],
+)
+async def test_the_planners_reasons_follow_what_a_pool_does(
+    start: Any, tab: Tab, desired: int, starting: int, shown: str
+) -> None:
+    edge = await start()
+    edge.router.views = [WorkerView(f"decode-{i}", "127.0.0.1:1", "decode", "ready") for i in range(2)]
+    plan = PoolPlan(
+        desired, 2, starting, True, PoolForecast(1.6, 1.8, 2.1, ("the margin is 1.2", "max is 3"))
+    )
+    edge.metrics.track_scaling(lambda: {"decode": plan}, lambda: 0.0)
+    await tab.open(f"http://{edge.host}:{edge.port}/console#/scaling")
+    pools = {each["pool"]: each for each in await rows(tab, "Pools")}
+    assert (pools["decode"]["desired"], pools["decode"]["serving"]) == (str(desired), "2")
+    assert " ".join(pools["decode"]["reason"].split()[1:]) == f"{shown}; the margin is 1.2; max is 3"
 
 
 async def test_views_are_reached_with_the_keyboard(product: Any, tab: Tab) -> None:

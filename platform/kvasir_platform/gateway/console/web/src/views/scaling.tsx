@@ -95,9 +95,9 @@ function Why({ pool }: { pool: Pool }) {
 
 function reason(pool: Pool): [string, string] {
   const { desired, serving, starting, forecast } = pool;
-  if (forecast !== null && serving === desired) return ["steady", forecast.because.join("; ")];
-  if (serving < desired && starting > 0) return ["growing", `${starting} of its replicas still start`];
-  if (serving < desired) return ["short", "replicas are missing and none is starting: see the verdict on the fleet"];
-  if (serving > desired) return ["shrinking", "replicas beyond the desired size drain and leave"];
-  return ["steady", "it has its desired size"];
+  const planned = (text: string): string => [text, ...(forecast?.because ?? [])].join("; ");
+  if (serving < desired && starting > 0) return ["growing", planned(`${starting} of its replicas still start`)];
+  if (serving < desired) return ["short", planned("replicas are missing and none is starting: see the verdict on the fleet")];
+  if (serving > desired) return ["shrinking", planned("replicas beyond the desired size drain and leave")];
+  return ["steady", planned("it has its desired size")];
 }
