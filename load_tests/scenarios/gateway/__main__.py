@@ -8,7 +8,8 @@ token on each session as well; in those of `kvasir-no-fast-path` every delta goe
 Peers run in front of workers that give the same answers at the same rate over the peers' protocol. Rows of
 `observability` compare routers with all of it on and with all of it off: costs, traces, exemplars, records of
 decisions, the console and Prometheus. Client, systems and workers share the machine; the CPU of the process
-under test is compared. The row of `console` has the pages of the console for many workers and streams.
+under test is compared. Rows of `console` are the CPU of its pages for many workers and streams, and the time
+until a browser (Debian's package `chromium`) shows its first view.
 
     make bench-gateway
     make bench-gateway ARGS="--quick"                 a look; writes no report

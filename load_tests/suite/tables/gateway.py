@@ -130,6 +130,7 @@ WHOLE = Scenario(
             kind=("default", "traced", "control"),
         ),
         "console, 200 workers and 10,000 streams",
+        "console, until the first view",
         *_RSS,
         "configuration",
     ),

@@ -303,11 +303,20 @@ def test_routers_take_turns_at_each_place_of_a_start() -> None:
         assert sorted(order[place] for order in orders) == sorted("abcd" * 2)
 
 
-def test_the_pages_of_the_console_are_measured_while_streams_run() -> None:
-    (row,) = console.console_rows(workers=4, streams=40, ended=60)
+def test_the_pages_of_the_console_and_its_loads_in_a_browser_are_measured() -> None:
+    row, view = console.console_rows(workers=4, streams=40, ended=60)
     assert row.name == "console, 4 workers and 40 streams"
     assert row.value > 0.0
     assert row.target == console.MOST_MS
+    assert view.name == "console, until the first view"
+    assert (view.unit, view.target) == ("ms", 1000.0)
+    assert view.value > 0.0
+
+
+def test_without_a_browser_the_console_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ProcessError, match="chromium is not installed"):
+        console.console_rows(workers=4, streams=40, ended=60)
 
 
 def test_other_rows_of_the_report_keep_the_run_that_measured_them() -> None:
