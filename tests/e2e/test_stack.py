@@ -69,6 +69,14 @@ def test_prompts_are_prefilled_apart_and_their_kv_moves(stack: Stack) -> None:
     assert stack.metric("kvasir_transferred_bytes_total") > before
 
 
+def test_the_console_answers_at_the_address_that_kvasir_up_prints(stack: Stack) -> None:
+    moved = httpx.get(f"{stack.url}/console", follow_redirects=True, timeout=10)
+    assert str(moved.url) == f"{stack.url}/console/"
+    assert moved.headers["content-type"].startswith("text/html")
+    assert 'src="./console.js"' in moved.text
+    assert stack.page("/console/console.js").text
+
+
 def test_a_second_request_with_the_same_prefix_hits_the_cache(stack: Stack) -> None:
     client = _client(stack)
     prompt = "".join(f"{number} years did he reign in the city " for number in range(80))
