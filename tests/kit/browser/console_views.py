@@ -41,7 +41,8 @@ async def pictured(tab: Tab, view: str) -> None:
     """Keep pictures of a view in both themes. Raise AssertionError if it is wider than the window."""
     await tab.screenshot(f"console-{view}-dark", dark=True, width=WIDTH)
     await tab.screenshot(f"console-{view}", width=WIDTH)
-    assert await tab.until("document.documentElement.scrollWidth") <= WIDTH
+    wide = await tab.until("document.documentElement.scrollWidth")
+    assert wide <= WIDTH, f"{view} is {wide} pixels wide"
 
 
 async def figure(tab: Tab, name: str, note: str) -> str:
