@@ -19,8 +19,8 @@ from kvasir.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, RouteStatus, SizeForecast
-from kvasir_platform.gateway.operator.certificate_expiries import CertificateExpiries
-from kvasir_platform.gateway.operator.recent_figures import recent_requests
+from kvasir_platform.gateway.operator.facts.certificate_expiries import CertificateExpiries
+from kvasir_platform.gateway.operator.facts.recent_figures import recent_requests
 from kvasir_platform.gateway.operator.requests_page import MOST_RUNNING
 from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 from kvasir_platform.gateway.tenants.wanted_place import POLICIES

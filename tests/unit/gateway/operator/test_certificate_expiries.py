@@ -8,7 +8,7 @@ import pytest
 from tests.kit.observability.mix import write_certificate
 
 from kvasir.wire.tls import read_pem
-from kvasir_platform.gateway.operator.certificate_expiries import CertificateExpiries
+from kvasir_platform.gateway.operator.facts.certificate_expiries import CertificateExpiries
 
 NOW = 1_800_000_000.0
 DAY_S = 86_400.0

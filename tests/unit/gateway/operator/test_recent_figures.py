@@ -9,7 +9,7 @@ import pytest
 
 from kvasir.core.requests import Usage
 from kvasir.ports.router import EndedRequests, RequestSummary
-from kvasir_platform.gateway.operator.recent_figures import recent_requests
+from kvasir_platform.gateway.operator.facts.recent_figures import recent_requests
 
 KEPT = 1000
 NOW = 1000.0

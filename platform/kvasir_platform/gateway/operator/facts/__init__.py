@@ -1,0 +1,1 @@
+"""What the status page shows beside the views of the router."""
