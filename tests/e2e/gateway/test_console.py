@@ -166,6 +166,8 @@ async def test_a_forecast_is_shown_with_its_band_and_the_planners_reasons(start:
     await tab.until("document.querySelectorAll('.band').length === 1")
     await tab.until("document.querySelector('.band polyline').points.length > 2")
     await pictured(tab, "forecast")
+    at = "document.querySelector('.scroll[aria-label=Pools]')"
+    assert await tab.until(f"{at}.scrollWidth") <= await tab.until(f"{at}.clientWidth")
 
 
 @pytest.mark.parametrize(

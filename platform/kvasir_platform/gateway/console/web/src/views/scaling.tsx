@@ -87,9 +87,9 @@ function share(pool: Pool): number {
 function Why({ pool }: { pool: Pool }) {
   const [name, why] = reason(pool);
   return (
-    <>
+    <span class="why">
       <State name={name} tone={name === "steady" ? "good" : "warn"} /> <span class="reason">{why}</span>
-    </>
+    </span>
   );
 }
 
