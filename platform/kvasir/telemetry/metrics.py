@@ -160,6 +160,7 @@ class Metrics:
         self._rollouts = self._collector(ROLLOUTS)
         self._in_flight = self._gauge("requests_in_flight", "Requests in flight")
         self._queued = self._gauge("requests_queued", "Requests queued for a worker")
+        self._tasks = self._gauge("event_loop_tasks", "Tasks of the event loop that runs requests")
 
     def track_in_flight(self, read: Callable[[], float]) -> None:
         """Read the in-flight gauge from `read` at every scrape."""
@@ -168,6 +169,10 @@ class Metrics:
     def track_queued(self, read: Callable[[], float]) -> None:
         """Read the queue-depth gauge from `read` at every scrape."""
         self._queued.set_function(read)
+
+    def track_tasks(self, read: Callable[[], float]) -> None:
+        """Read the tasks of the event loop from `read` at every scrape."""
+        self._tasks.set_function(read)
 
     def track_index(self, read: Callable[[], IndexStats]) -> None:
         """Read the sizes of the prefix index from `read` at every scrape."""

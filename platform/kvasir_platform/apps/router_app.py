@@ -273,6 +273,7 @@ def _gateway(parts: _Parts, router: Router | RouterMux, cells: RegionRouter | No
 def _track(metrics: Metrics, router: Router | RouterMux, discovery: Discovery) -> None:
     """Have the metrics read the router's figures."""
     metrics.track_queued(lambda: router.queued)
+    metrics.track_tasks(lambda: len(asyncio.all_tasks()))
     metrics.track_index(router.index_stats)
     metrics.track_accounting(router.accounting)
     metrics.track_links(router.link_transfers)
