@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from tests.kit.kept_tier import KeptTier
 
 from kvasir.config.spec.tiers import TiersSpec
 from kvasir.core.kv import KvEventKind, Medium
@@ -17,7 +19,7 @@ from kvasir.core.media.prompts import PromptMedia
 from kvasir.native import chain_hashes, root_hash
 from kvasir.native._twin import records
 from kvasir.native.salt_places import prompt_names
-from kvasir.ports.tier import TierBlock
+from kvasir.ports.tier import KvTier, TierBlock, TierRead
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.tiers.orders import ArenaParts, TierOrders, TierReport
@@ -26,6 +28,7 @@ from kvasir_workers.connector.tiers.worker import TierWorker
 from kvasir_workers.tiers.arena import Arena
 from kvasir_workers.tiers.copier import Copied
 from kvasir_workers.tiers.eviction import eviction
+from kvasir_workers.tiers.levels import LowerTierSettings
 from kvasir_workers.tiers.store import TierStore
 
 SIZE = 4
@@ -106,13 +109,15 @@ class Engine:
     time: float = 0.0
     on_device: set[bytes] = field(default_factory=set)
     window: int | None = None
+    lower: Sequence[KvTier] = ()
 
     def __post_init__(self) -> None:
+        self.memory = bytearray(8 * self.slots)
         self.store = TierStore(
             Arena(self.slots, eviction("lru", self.slots)),
-            lambda _: memoryview(b""),
+            lambda slot: memoryview(self.memory)[8 * slot : 8 * slot + 8],
             8,
-            (),
+            [LowerTierSettings(tier, 1e6, 1e6, 1 << 20) for tier in self.lower],
             lambda: self.time,
         )
         self.side = TierScheduler(
@@ -192,9 +197,12 @@ def make() -> Iterator[Make]:
     made: list[Engine] = []
 
     def build(
-        slots: int = 32, write_back: Literal["prompts", "all"] = "all", window: int | None = None
+        slots: int = 32,
+        write_back: Literal["prompts", "all"] = "all",
+        window: int | None = None,
+        lower: Sequence[KvTier] = (),
     ) -> Engine:
-        made.append(Engine(slots, write_back, window=window))
+        made.append(Engine(slots, write_back, window=window, lower=lower))
         return made[-1]
 
     yield build
@@ -495,6 +503,81 @@ def test_the_output_says_what_came_from_tiers_and_how_long_it_took(make: Make) -
     engine.step()
     assert engine.side.finished(again) == {"tier_tokens": 16, "tier_s": 0.5}
     assert engine.side.finished(again) is None
+
+
+class SlowTier(KeptTier):
+    """Has every block, and reads none before `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(Medium.REMOTE)
+        self.go_on = threading.Event()
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        return len(keys)
+
+    def get(self, wanted: Sequence[TierRead]) -> int:
+        assert self.go_on.wait(10.0)
+        return super().get(wanted)
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowTier]:
+    tier = SlowTier()
+    yield tier
+    tier.go_on.set()
+
+
+def computed(engine: Engine, request: Request, seconds: float) -> None:
+    """A request whose prompt is computed in that time."""
+    engine.side.arrived(request)
+    blocks = engine.take_blocks(-(-request.num_tokens // SIZE))
+    engine.compute(request, blocks, 0, request.num_tokens)
+    engine.time += seconds
+    request.all_token_ids.append(0)
+    engine.side.finished(request)
+
+
+def test_a_prompt_waits_for_a_slow_tier_as_long_as_it_would_take_to_compute(
+    make: Make, slow: SlowTier
+) -> None:
+    engine = make(lower=[slow])
+    computed(engine, Request("first", prompt(10, first=100)), seconds=5.0)
+    waiting = Request("waiting", prompt(17))
+    engine.side.arrived(waiting)
+    assert engine.side.matched_tokens(waiting, 0) is None
+    engine.time += 8.0
+    assert engine.side.matched_tokens(waiting, 0) is None
+    engine.time += 0.1
+    assert engine.side.matched_tokens(waiting, 0) == 0
+    blocks = engine.take_blocks(5)
+    assert not engine.side.allocated(waiting, blocks, 0)
+    assert engine.side.finished(waiting) == {"tier_tokens": 0, "tier_s": pytest.approx(8.1)}
+
+
+def test_a_prompt_waits_for_a_tier_before_it_is_known_how_long_it_would_take_to_compute(
+    make: Make, slow: SlowTier
+) -> None:
+    engine = make(lower=[slow])
+    waiting = Request("waiting", prompt(17))
+    engine.side.arrived(waiting)
+    assert engine.side.matched_tokens(waiting, 0) is None
+    engine.time += 1e5
+    assert engine.side.matched_tokens(waiting, 0) is None
+    slow.go_on.set()
+    while (found := engine.side.matched_tokens(waiting, 0)) is None:
+        engine.store.nap(0.01)
+    assert found == 16
+
+
+def test_what_is_in_memory_is_used_when_the_rest_is_not_waited_for(make: Make, slow: SlowTier) -> None:
+    engine = make(lower=[slow])
+    computed(engine, Request("first", prompt(10)), seconds=5.0)
+    engine.step()
+    waiting = Request("waiting", prompt(17))
+    engine.side.arrived(waiting)
+    assert engine.side.matched_tokens(waiting, 0) is None
+    engine.time += 8.1
+    assert engine.side.matched_tokens(waiting, 0) == 8
 
 
 def test_routers_hear_the_names_that_they_use(make: Make) -> None:

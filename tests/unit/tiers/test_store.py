@@ -180,6 +180,23 @@ def test_what_lies_in_the_arena_is_ready_at_once(make: Make) -> None:
     bench.holds("r", 3, chain(1, 3))
 
 
+def test_a_fetch_that_is_stopped_has_what_is_in_the_arena_and_the_rest_gets_there_later(make: Make) -> None:
+    remote = FakeTier(Medium.REMOTE, chain(2, 4))
+    entered, go_on = remote.hang_in_get()
+    bench = make(remote)
+    bench.keep([block(1)], below=False)
+    bench.store.begin("r", chain(1, 4))
+    assert entered.wait(WAIT_S)
+    assert bench.store.ready("r") is None
+    assert bench.store.stop("r") == 1
+    assert bench.store.ready("r") == 1
+    bench.store.end("r")
+    go_on.set()
+    bench.until(lambda: bench.store.loads()[0].blocks == 4)
+    bench.store.begin("again", chain(1, 4))
+    assert bench.store.ready("again") == 4
+
+
 def test_blocks_behind_a_gap_are_not_promised(make: Make) -> None:
     bench = make()
     bench.keep([block(1), block(3)])

@@ -113,11 +113,11 @@ class Histories(RuleBasedStateMachine):
         self.store.begin(name, self.wanted[name])
         return name
 
-    @rule(name=fetches)
-    def ask(self, name: str) -> None:
+    @rule(name=fetches, waits=st.booleans())
+    def ask(self, name: str, waits: bool) -> None:
         if name not in self.wanted:
             return
-        ready = self.store.ready(name)
+        ready = self.store.ready(name) if waits else self.store.stop(name)
         if ready is None:
             return
         for slot, block in zip(self.store.slots(name, 0, ready), self.wanted[name], strict=False):

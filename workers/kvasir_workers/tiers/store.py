@@ -113,6 +113,14 @@ class TierStore:
                 fetch.state = _State.DONE
             return len(fetch.slots) if fetch.state is _State.DONE else None
 
+    def stop(self, request_id: str) -> int:
+        """Wait for no more blocks of a fetch; return how many leading ones are in the arena. What a tier is
+        being asked for gets there later. Raise KeyError if `begin` was not called."""
+        with self._lock:
+            fetch = self._fetches[request_id]
+            fetch.state = _State.DONE
+            return len(fetch.slots)
+
     def slots(self, request_id: str, first: int, count: int) -> list[int]:
         """Return the slots of `count` ready blocks from number `first` on."""
         with self._lock:

@@ -3,8 +3,8 @@ loaded.
 
 A block is copied into the arena after the step that fills it, unless it came from there or from another
 worker. A waiting request is promised the blocks that are in the arena; while lower tiers are being queried,
-vLLM is told to ask again. The last token of a request is computed in any case, since its logits are needed,
-so at most the blocks before it are loaded.
+vLLM is told to ask again, for as long as it would take to compute the blocks. The last token of a request is
+computed in any case, since its logits are needed, so at most the blocks before it are loaded.
 
 The blocks of a preempted request that are not in the arena are saved before they are overwritten, and stay
 there until the request is scheduled again.
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from kvasir.config.spec.tiers import TiersSpec
 from kvasir.core.media.prompts import media_key
@@ -26,60 +26,13 @@ from kvasir.ports.tier import TierBlock
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress, absent_blocks
 from kvasir_workers.connector.tiers.orders import ArenaParts, LoadOrder, StoreOrder, TierOrders, TierReport
+from kvasir_workers.connector.tiers.pace import PrefillPace
+from kvasir_workers.connector.tiers.tracked import NOTHING, TierRequest, TrackedRequest
 from kvasir_workers.tiers.store import TierStore
 
 NAP_S = 0.002
 LOGS_AT_ONCE = 16
 REPORT_S = 0.1
-NOTHING = range(0)
-
-
-class TierRequest(Protocol):
-    """The part of vLLM's Request that this module reads."""
-
-    request_id: str
-    num_prompt_tokens: int
-    num_preemptions: int
-    cache_salt: str | None
-    lora_request: Any
-    mm_features: Sequence[Any]
-    kv_transfer_params: dict[str, Any] | None
-    skip_reading_prefix_cache: bool
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def all_token_ids(self) -> Sequence[int]: ...
-
-    @property
-    def block_hashes(self) -> Sequence[bytes]: ...
-
-
-@dataclass(slots=True)
-class _Tracked:
-    """One request from its arrival to its end.
-
-    `blocks` are the device's ids of its leading full blocks, the first `given` of which it did not compute;
-    `given` is None until it is scheduled. `fetch_from` is the first block of its fetch, None without one;
-    `promised` is the number of blocks promised to vLLM, `loading` the number being loaded, `since` the time
-    when it began to wait. `returning`: it was preempted and is not scheduled yet. `ended`: only its load
-    still runs.
-    """
-
-    request: TierRequest
-    names: array[int]
-    blocks: list[int] = field(default_factory=list)
-    given: int | None = None
-    fetch_from: int | None = None
-    promised: range = NOTHING
-    loading: int = 0
-    preemptions: int = 0
-    returning: bool = False
-    ended: bool = False
-    since: float | None = None
-    tier_tokens: int = 0
-    tier_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -119,11 +72,12 @@ class TierScheduler:
         self._window = window
         self._on_device = on_device
         self._now = now
-        self._tracked: dict[str, _Tracked] = {}
+        self._tracked: dict[str, TrackedRequest] = {}
         self._early: list[StoreOrder] = []
         self._loads: list[LoadOrder] = []
         self._batches: dict[int, _Batch] = {}
         self._batch = 0
+        self._pace = PrefillPace()
         self._counts = dict.fromkeys(stats.TIER_COUNTERS, 0)
         self._reported: tuple[Any, ...] = ()
         self._reported_at = now()
@@ -136,7 +90,7 @@ class TierScheduler:
         params = request.kv_transfer_params or {}
         if params.get("tiers") is False:
             return
-        tracked = self._tracked[request.request_id] = _Tracked(request, array("Q"))
+        tracked = self._tracked[request.request_id] = TrackedRequest(request, array("Q"))
         if self._spec.prefetch and params.get("tier_tokens") and "pull" not in params:
             there = next(
                 (at for at, key in enumerate(request.block_hashes) if not self._on_device(key)), None
@@ -160,7 +114,9 @@ class TierScheduler:
         ready = self._store.ready(request.request_id)
         if ready is None:
             tracked.since = self._now() if tracked.since is None else tracked.since
-            return None
+            if self._now() - tracked.since <= self._pace.seconds((last - local) * self._block_size):
+                return None
+            ready = self._store.stop(request.request_id)
         self._count_wait(tracked)
         tracked.promised = range(local, min((tracked.fetch_from or 0) + ready, last))
         return len(tracked.promised) * self._block_size
@@ -192,6 +148,7 @@ class TierScheduler:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return None
+        self._note_prefill(tracked)
         if tracked.loading:
             tracked.ended = True
         else:
@@ -266,16 +223,16 @@ class TierScheduler:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _last_block(self, tracked: _Tracked) -> int:
+    def _last_block(self, tracked: TrackedRequest) -> int:
         """Return the end of the blocks that may be loaded."""
         request = tracked.request
         return min((request.num_tokens - 1) // self._block_size, len(request.block_hashes))
 
-    def _fetch(self, tracked: _Tracked, first: int, last: int) -> None:
+    def _fetch(self, tracked: TrackedRequest, first: int, last: int) -> None:
         tracked.fetch_from = first
         self._store.begin(tracked.request.request_id, self._named(tracked, first, last))
 
-    def _named(self, tracked: _Tracked, first: int, last: int) -> list[TierBlock]:
+    def _named(self, tracked: TrackedRequest, first: int, last: int) -> list[TierBlock]:
         """Return blocks `first`, …, `last - 1` of a request, with the engine's keys and the routers' block
         hashes."""
         request, size, names = tracked.request, self._block_size, tracked.names
@@ -305,6 +262,9 @@ class TierScheduler:
         if tracked.given is None:
             tracked.given = progress.before // size
             self._store.touch(request.block_hashes[: tracked.given])
+            if request.num_tokens == request.num_prompt_tokens:
+                tracked.prefill = request.num_tokens - progress.before, self._now()
+        self._note_prefill(tracked)
         # With speculation and asynchronous scheduling a step covers more than the known tokens.
         full = min(progress.after // size, len(request.block_hashes))
         seen = len(tracked.blocks)
@@ -316,7 +276,7 @@ class TierScheduler:
         order = self._save(tracked, max(seen, tracked.given), full, below=True)
         return [] if order is None else [order]
 
-    def _save(self, tracked: _Tracked, first: int, last: int, *, below: bool) -> StoreOrder | None:
+    def _save(self, tracked: TrackedRequest, first: int, last: int, *, below: bool) -> StoreOrder | None:
         """Copy those of blocks `first`, …, `last - 1` into the arena that it lacks."""
         if first >= last:
             return None
@@ -332,7 +292,7 @@ class TierScheduler:
         self._batches[self._batch] = _Batch([slot for _, slot in pairs], below)
         return StoreOrder(self._batch, tuple(block for block, _ in pairs), tuple(slot for _, slot in pairs))
 
-    def _note_preemption(self, tracked: _Tracked) -> None:
+    def _note_preemption(self, tracked: TrackedRequest) -> None:
         """Save a preempted request's blocks, and keep them in the arena."""
         if tracked.request.num_preemptions == tracked.preemptions:
             return
@@ -347,7 +307,7 @@ class TierScheduler:
         if held:
             self._fetch(tracked, 0, held)
 
-    def _first_kept(self, tracked: _Tracked) -> int:
+    def _first_kept(self, tracked: TrackedRequest) -> int:
         """Return the first of a request's blocks that the engine has certainly not freed. It frees what a
         sliding window has left behind, and may be two blocks ahead of those seen here."""
         absent = absent_blocks(tracked.blocks)
@@ -355,7 +315,14 @@ class TierScheduler:
             return absent
         return max(absent, len(tracked.blocks) + 2 - -(-(self._window - 1) // self._block_size))
 
-    def _returned(self, tracked: _Tracked, how: str) -> None:
+    def _note_prefill(self, tracked: TrackedRequest) -> None:
+        """Measure the engine by a request that has got its first token."""
+        if tracked.prefill is not None and tracked.request.num_tokens > tracked.request.num_prompt_tokens:
+            tokens, since = tracked.prefill
+            self._pace.computed(tokens, self._now() - since)
+            tracked.prefill = None
+
+    def _returned(self, tracked: TrackedRequest, how: str) -> None:
         if tracked.returning:
             tracked.returning = False
             self._counts[how] += 1
@@ -364,7 +331,7 @@ class TierScheduler:
         tracked = self._tracked.get(request_id)
         return tracked is not None and tracked.loading > 0
 
-    def _loaded(self, tracked: _Tracked, seconds: float) -> None:
+    def _loaded(self, tracked: TrackedRequest, seconds: float) -> None:
         self._store.loaded(tracked.loading, seconds)
         self._count_wait(tracked)
         if not tracked.preemptions:
@@ -375,16 +342,16 @@ class TierScheduler:
         else:
             self._end_fetch(tracked)
 
-    def _count_wait(self, tracked: _Tracked) -> None:
+    def _count_wait(self, tracked: TrackedRequest) -> None:
         """Count the time that a request waited for tiers before its first token."""
         if tracked.since is not None and not tracked.preemptions:
             tracked.tier_s += self._now() - tracked.since
         tracked.since = None
 
-    def _end_fetch(self, tracked: _Tracked) -> None:
+    def _end_fetch(self, tracked: TrackedRequest) -> None:
         self._store.end(tracked.request.request_id)
         tracked.fetch_from = None
 
-    def _forget(self, tracked: _Tracked) -> None:
+    def _forget(self, tracked: TrackedRequest) -> None:
         self._end_fetch(tracked)
         del self._tracked[tracked.request.request_id]
