@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir.core.kv import MEDIA, Medium
+from kvasir.core.kv import MEDIA
 from kvasir.native import PREDICTED, PrefixTree
 
 _FIRST_ROWS = 16
@@ -72,7 +72,7 @@ class Places:
 
     def reported(self, groups: Sequence[int]) -> int:
         """Number of reported blocks, over all media."""
-        return sum(self.tree.held(group, medium) for group in groups for medium in Medium)
+        return sum(self.tree.held(group, medium) for group in groups for medium in range(MEDIA))
 
     def predicted(self, groups: Sequence[int]) -> int:
         """Number of predicted blocks."""
