@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from load_tests.report import Row, Run
 from load_tests.scenarios.scorecard import run as scorecard
+from load_tests.scenarios.scorecard.clients import row15
 from load_tests.scenarios.scorecard.common import Figure, Trial
-from load_tests.scenarios.scorecard.fleet import fair_shares, row10
+from load_tests.scenarios.scorecard.fleet import fair_shares, row10, row24
 from load_tests.scenarios.scorecard.tiers import row08, row09
-from load_tests.scenarios.scorecard.workers import row01, row02, row03, row04, row05
+from load_tests.scenarios.scorecard.workers import row01, row02, row03, row04, row05, row07
 from tests.kit.lab import netns, small_disk
 from tests.kit.programs import program
 
@@ -53,7 +54,9 @@ async def test_requests_do_without_a_tier_in_trouble(tier: str, tmp_path: Path, 
     if tier == "disk" and (reason := small_disk.available()) is not None:
         pytest.skip(reason)
     # What is tried is whether it is told and used again, and not whether a loaded machine is quick.
-    size = row08.Size(tiers=(tier,), requests=20, words=150, every_s=0.15, checked=2, lookup_timeout_s=0.2)
+    size = row08.Size(
+        tiers=(tier,), requests=20, words=150, every_s=0.15, checked=2, hits=5, lookup_timeout_s=0.2
+    )
     if not soak:
         size = replace(size, faults=("killed", "slow"))
     assert_met(await row08.measure(Trial(tmp_path, 17, quiet=True), size))
@@ -93,6 +96,26 @@ async def test_a_partitioned_worker_comes_back_exact(tmp_path: Path) -> None:
         pytest.skip(missing)
     size = row05.Size(decode=2, prefill=1, rate=8.0, before_s=2.0, partition_s=4.0)
     assert_met(await row05.measure(Trial(tmp_path, 14, quiet=True), size))
+
+
+async def test_an_index_knows_what_workers_hold_whatever_becomes_of_its_events(tmp_path: Path) -> None:
+    assert_met(await row07.measure(Trial(tmp_path, 21, quiet=True), row07.Size(histories=200)))
+
+
+@pytest.mark.slow
+async def test_clients_that_leave_leave_nothing_behind(tmp_path: Path) -> None:
+    size = row15.Size(decode=2, prefill=1, disconnects=200)
+    assert_met(await row15.measure(Trial(tmp_path, 22, quiet=True), size))
+
+
+@pytest.mark.slow
+async def test_descriptors_and_tasks_do_not_grow_with_requests(tmp_path: Path) -> None:
+    size = row24.Size(prefill=1, decode=2, first=2, periods=3, period_s=4.0)
+    figures = await row24.measure(Trial(tmp_path, 23, quiet=True), size)
+    assert_met([figure for figure in figures if figure.unit == "streams"])
+    # Slopes are of minutes; in a few periods, one connection more or less is one.
+    gained = {figure.what: figure.value for figure in figures if figure.unit in ("descriptors", "tasks")}
+    assert max(gained.values()) < 3.0, gained
 
 
 async def test_a_row_that_fails_is_a_row_that_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:

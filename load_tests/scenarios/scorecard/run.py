@@ -33,6 +33,7 @@ ROWS: dict[int, str] = {
     4: "SIGSTOP of one worker in eight",
     5: "partition of ten seconds",
     6: "a router is killed",
+    7: "KV events are lost, repeated, reordered",
     8: "a tier is killed, stopped, slow, full, read-only",
     9: "garbage, old and foreign blobs in a tier",
     10: "overload, greedy tenants, long prompts",
@@ -49,11 +50,12 @@ ROWS: dict[int, str] = {
     21: "URLs that lead inside",
     22: "secrets and dependencies",
     23: "simulated failures replay",
+    24: "a long mixed load",
 }
 FOLDERS: dict[str, tuple[int, ...]] = {
-    "workers": (1, 2, 3, 4, 5, 6),
+    "workers": (1, 2, 3, 4, 5, 6, 7),
     "tiers": (8, 9),
-    "fleet": (10, 11, 12, 13, 14, 23),
+    "fleet": (10, 11, 12, 13, 14, 23, 24),
     "clients": (15, 16, 17, 18),
     "security": (19, 20, 21, 22),
 }

@@ -49,9 +49,13 @@ _SCORECARD: dict[str, tuple[str, ...]] = {
         "streams of the killed router that were cut",
         _WRONG,
     ),
+    "row 7: KV events are lost, repeated, reordered": (
+        "histories in which a router's view differs from a cache",
+    ),
     "row 8: a tier is killed, stopped, slow, full, read-only": (
         *names(f"Redis {{fault}}: {_BEYOND}", fault=("killed", "stopped", "slow", "full")),
         *names(f"disk {{fault}}: {_BEYOND}", fault=("full", "read-only")),
+        "Redis: p99 of times to first token of slow hits, to that of computed prompts",
         *names(
             "{tier}: {what}",
             tier=("Redis", "disk"),
@@ -99,7 +103,7 @@ _SCORECARD: dict[str, tuple[str, ...]] = {
     "row 15: client disconnects": (
         "p99 until no engine runs anything of those who left",
         "disconnects that the gateway counted",
-        "requests, blocks and descriptors leaked",
+        "requests, blocks, descriptors and tasks leaked",
         "growth of the router's memory over the second half",
     ),
     "row 16: slow readers": (
@@ -110,7 +114,7 @@ _SCORECARD: dict[str, tuple[str, ...]] = {
     "row 17: slow and oversized requests": (
         "until the last of a kind is cut",
         "change of the others' p99 gap",
-        "memory of the router after each attack",
+        "growth of the router's memory under attack",
         _WRONG,
     ),
     "row 18: malformed requests, also through a proxy": (
@@ -144,6 +148,13 @@ _SCORECARD: dict[str, tuple[str, ...]] = {
         "histories that replay exactly",
         "histories with a broken invariant",
         "speed",
+    ),
+    "row 24: a long mixed load": (
+        "growth of the router's memory for a request",
+        "growth of a worker's memory for a request",
+        "descriptors gained in 1,000 requests",
+        "tasks of the router gained in 1,000 requests",
+        _WRONG,
     ),
 }
 

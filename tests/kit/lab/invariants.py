@@ -63,22 +63,28 @@ def _unsettled(metrics: str) -> list[str]:
     return found
 
 
+async def remaining(fleet: Fleet) -> list[str]:
+    """Return what is not at rest on the routers that run, or why they do not tell."""
+    left = []
+    for router in fleet.routers:
+        if router.process.alive:
+            try:
+                page = await gateway.status(router.address, fleet.key)
+                series = await gateway.metrics(router.address, fleet.key)
+            except UpstreamError as error:
+                left.append(str(error))
+            else:
+                left.extend(f"{router.name}: {what}" for what in invariant_violations(page, series))
+    return left
+
+
 async def at_rest(fleet: Fleet, within_s: float) -> float:
     """Wait until no router accounts for anything and no worker runs or pins anything; return the seconds it
     took. Raise Violated with the rest after `within_s`."""
     left = ["nothing was read"]
 
     async def resting() -> bool:
-        left.clear()
-        for router in fleet.routers:
-            if router.process.alive:
-                try:
-                    page = await gateway.status(router.address, fleet.key)
-                    series = await gateway.metrics(router.address, fleet.key)
-                except UpstreamError as error:
-                    left.append(str(error))
-                else:
-                    left.extend(f"{router.name}: {what}" for what in invariant_violations(page, series))
+        left[:] = await remaining(fleet)
         return not left
 
     try:

@@ -2,10 +2,11 @@
 same time and the attackers' CPU must not be attributed to the gateway. The process has the lowest priority,
 as if it ran on another machine.
 
-    python -m load_tests.scenarios.scorecard.clients.attackers ADDRESS CLIENTS
+    python -m load_tests.scenarios.scorecard.clients.attackers ADDRESS CLIENTS [idle]
 
 prints a line when it is ready, attacks when it receives a line, and prints one JSON object: for each kind,
-how long its last client was connected in seconds, or a string that describes the unexpected result.
+how long its last client was connected in seconds, or a string that describes the unexpected result. With
+`idle` it holds as many connections that do nothing, from then until its input ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from load_tests.scenarios.scorecard.common import NotProven
 _PATIENCE_S = 40.0
 _TRICKLE_S = 0.5
 _BOMB_S = 0.02
+_PLAIN = b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n"
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\n"
 _LEAST_URGENT = 19
 
@@ -94,6 +96,18 @@ async def _send(writer: asyncio.StreamWriter, attack: Attack) -> None:
             await asyncio.sleep(_BOMB_S if attack.bomb else _TRICKLE_S)
 
 
+async def _hold(address: str, connections: int) -> None:
+    """Open connections that have made one request, as those of ordinary clients, and hold them."""
+    host, _, port = address.rpartition(":")
+    held = [await asyncio.open_connection(host, int(port)) for _ in range(connections)]
+    for reader, writer in held:
+        writer.write(_PLAIN)
+        if (status := (await read_answer(reader)).status) != 200:
+            raise NotProven(f"a plain request was answered with {status}")
+    print("{}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
 async def _attack(address: str, clients: int) -> dict[str, float] | str:
     try:
         worst = await asyncio.gather(*(_all_cut(address, attack, clients) for attack in ATTACKS))
@@ -105,9 +119,14 @@ async def _attack(address: str, clients: int) -> dict[str, float] | str:
 def main() -> None:
     """Run the attacks."""
     address, clients = sys.argv[1], int(sys.argv[2])
+    idle = sys.argv[3:] == ["idle"]
     os.nice(_LEAST_URGENT)
     print("ready", flush=True)
-    if sys.stdin.readline():
+    if not sys.stdin.readline():
+        return
+    if idle:
+        asyncio.run(_hold(address, clients * len(ATTACKS)))
+    else:
         print(json.dumps(asyncio.run(_attack(address, clients))), flush=True)
 
 

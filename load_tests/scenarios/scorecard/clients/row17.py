@@ -1,4 +1,7 @@
-"""Slow and oversized requests: each is disconnected, and other clients are not affected."""
+"""Slow and oversized requests: each is disconnected, and other clients are not affected.
+
+They are compared with as many connections that are idle, which any gateway has.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from tests.kit.lab.load import OpenLoop, asks, quantile
 from tests.kit.lab.processes import resident_bytes
 from tests.kit.lab.stream import Outcome
 
+from kvasir.config.spec.deployment import GatewaySpec
 from load_tests.scenarios.scorecard.clients.attackers import ATTACKS
 from load_tests.scenarios.scorecard.common import (
     Figure,
@@ -37,7 +41,7 @@ Attack = Callable[[], Awaitable[dict[str, float]]]
 @dataclass(frozen=True, slots=True)
 class Size:
     """`clients` of each attack at once, beside other clients at `rate` requests per second; `pairs` of
-    windows with and without the attacks."""
+    windows with as many idle connections and with the attacks."""
 
     workers: int = 2
     clients: int = 50
@@ -53,18 +57,23 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     async with exercise(trial, whole(spec), Layout({"both": size.workers})) as fleet:
         outcomes: list[Outcome] = []
         changes, took, grown = [], list[float](), list[float]()
+        router = fleet.routers[0].process.pid
         for pair in range(size.pairs):
-            calm, _, brisk = await _window(trial, fleet, size, 2 * pair)
+            async with _attackers(fleet.address, size.clients, "idle") as hold:
+                calm = await _window(trial, fleet, size, 2 * pair, hold)
+            before = resident_bytes(router)
             async with _attackers(fleet.address, size.clients) as attack:
-                beside, cuts, under = await _window(trial, fleet, size, 2 * pair + 1, attack)
-            outcomes += [*calm, *beside]
-            changes.append((under / brisk - 1.0) * 100)
-            took += cuts.values()
-            grown.append(resident_bytes(fleet.routers[0].process.pid) / 2**20)
+                under = await _window(trial, fleet, size, 2 * pair + 1, attack)
+            outcomes += [*calm.outcomes, *under.outcomes]
+            changes.append((under.gap_s / calm.gap_s - 1.0) * 100)
+            took += under.cuts.values()
+            grown.append((under.peak - before) / 2**20)
             trial.say(
-                f"p99 of gaps {brisk * 1e3:.1f} ms alone, {under * 1e3:.1f} ms under attack; cut after "
-                + ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in cuts.items())
+                f"p99 of gaps {calm.gap_s * 1e3:.1f} ms beside idle connections, {under.gap_s * 1e3:.1f} ms "
+                f"under attack; router {before / 2**20:.0f} to {under.peak / 2**20:.0f} MiB; cut after "
+                + ", ".join(f"{seconds:.1f} s ({name})" for name, seconds in under.cuts.items())
             )
+        left = (resident_bytes(router) - before) / 2**20
         series = await gateway.metrics(fleet.address)
         refused = {
             code: gateway.metric(series, "kvasir_requests_total", outcome=code)
@@ -79,38 +88,50 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         Figure("change of the others' p99 gap", statistics.median(changes), "%", "lower", 5.0,
                f"median of {size.pairs} pairs of windows: "
                + ", ".join(f"{change:+.1f} %" for change in changes)),
-        Figure("memory of the router after each attack", max(grown) - min(grown), "MiB", "lower"),
+        Figure("growth of the router's memory under attack", max(grown), "MiB", "lower",
+               GatewaySpec().max_bodies_bytes / 2**20, "at its peak; the bound is max_bodies_bytes, of "
+               f"bodies that are received; {left:.0f} MiB are left of it after the last attack"),
         exactness(outcomes, "of the others"),
     ]  # fmt: skip
 
 
-async def _window(
-    trial: Trial, fleet: Fleet, size: Size, salt: int, attack: Attack | None = None
-) -> tuple[list[Outcome], dict[str, float], float]:
-    """Return the other clients' outcomes, the time until the last client of each attack was disconnected, and
-    the p99 of the others' gaps."""
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The other clients' outcomes and the p99 of their gaps; the time until the last client of each attack
+    was disconnected; the most resident bytes of the router."""
+
+    outcomes: list[Outcome]
+    gap_s: float
+    cuts: dict[str, float]
+    peak: int
+
+
+async def _window(trial: Trial, fleet: Fleet, size: Size, salt: int, attack: Attack) -> _Window:
+    """Run the other clients beside an attack, or beside connections that are held."""
     work = asks(trial.rng(salt), 64, size.tokens)
     load = OpenLoop([fleet.address], work, size.rate, clock=trial.clock, rng=trial.rng(20 + salt))
     load.start()
     start = trial.clock.now()
-    cuts: dict[str, float] = {}
-    if attack is not None:
-        cuts = await attack()
-    await trial.clock.sleep(max(0.0, start + size.window_s - trial.clock.now()))
-    outcomes = await load.stop()
     end = start + size.window_s
+    attacking = asyncio.ensure_future(attack())
+    peak = 0
+    while trial.clock.now() < end or not attacking.done():
+        peak = max(peak, resident_bytes(fleet.routers[0].process.pid))
+        await trial.clock.sleep(0.05)
+    cuts = await attacking
+    outcomes = await load.stop()
     gaps = [gap for outcome in outcomes for gap in outcome.gaps_s(start, end)]
-    return outcomes, cuts, quantile(gaps, 0.99)
+    return _Window(outcomes, quantile(gaps, 0.99), cuts, peak)
 
 
 @asynccontextmanager
-async def _attackers(address: str, clients: int) -> AsyncIterator[Attack]:
-    """A process of attackers that is ready to begin. It is separate so that its CPU is not attributed to the
-    gateway."""
+async def _attackers(address: str, clients: int, *how: str) -> AsyncIterator[Attack]:
+    """A process of attackers that is ready to begin, or of idle connections. It is separate so that
+    its CPU is not attributed to the gateway."""
     module = "load_tests.scenarios.scorecard.clients.attackers"
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, address, str(clients), stdin=pipe, stdout=pipe
+        sys.executable, "-m", module, address, str(clients), *how, stdin=pipe, stdout=pipe
     )
     stdin, stdout = process.stdin, process.stdout
     if stdin is None or stdout is None:

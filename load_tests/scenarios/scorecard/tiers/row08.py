@@ -16,14 +16,18 @@ from typing import Any
 
 from tests.kit.lab import gateway
 from tests.kit.lab.load import quantile
+from tests.kit.lab.proxy import Link
 
+from kvasir.config.spec.deployment import EngineSpec
 from load_tests.scenarios.scorecard import real_engines
 from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial
 from load_tests.scenarios.scorecard.real_engines import Heard, Stage
-from load_tests.scenarios.scorecard.tiers.tier_faults import MEMORY, TIERS, Fault, Tier
+from load_tests.scenarios.scorecard.tiers.tier_faults import MEMORY, SLOW_LINK, TIERS, Fault, Tier
 
 PROMISE = "tier skipped"
 BOUND_MS = 10.0
+MOST_OF_COMPUTING = 2.0
+"""Waiting for a block no longer than it takes to compute it, and then computing it."""
 TOKENS = 2
 NOTICED_S = 5.0
 REPORT_S = 0.2
@@ -37,7 +41,8 @@ Earlier = Iterator[tuple[str, Heard]]
 class Size:
     """`requests` prompts of `words` words, one every `every_s`, without a fault, and as many under each
     fault, starting before the fault. `tiers` are measured one at a time, with `lookup_timeout_s`, and under
-    those of their faults that `faults` names; under all if it is empty."""
+    those of their faults that `faults` names; under all if it is empty. `hits` prompts are read from a tier
+    that is slow without being late."""
 
     tiers: tuple[str, ...] = ("Redis", "disk")
     requests: int = 100
@@ -46,6 +51,7 @@ class Size:
     checked: int = 5
     lookup_timeout_s: float = 0.008
     faults: tuple[str, ...] = ()
+    hits: int = 30
 
 
 @dataclass(slots=True)
@@ -59,6 +65,8 @@ class Windows:
     checked: int = 0
     untold: list[str] = field(default_factory=list)
     back_s: list[float] = field(default_factory=list)
+    slow_hits: list[float] = field(default_factory=list)
+    given_up: int = 0
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
@@ -112,6 +120,8 @@ class _Row:
                 f"while nothing is wrong; back after {self._found.back_s[-1]:.1f} s; "
                 f"in the log: {' / '.join(lines)}"
             )
+        if self._tier.shape is not None:
+            await self._slow_hits(self._tier.shape)
 
     def figures(self) -> list[Figure]:
         """The figures of this tier."""
@@ -132,6 +142,16 @@ class _Row:
                        "ms", "lower", BOUND_MS, f"{usual:.1f} ms without; the longest {max(times) * 1e3:.1f} "
                        f"ms, median {quantile(times, 0.5) * 1e3:.1f} against "
                        f"{quantile(found.ttft_s[''], 0.5) * 1e3:.1f} ms")
+            )  # fmt: skip
+        if found.slow_hits:
+            hit, computed = quantile(found.slow_hits, 0.99), quantile(found.ttft_s[""], 0.99)
+            figures.append(
+                Figure(f"{name}: p99 of times to first token of slow hits, to that of computed prompts",
+                       hit / computed, "x", "lower", MOST_OF_COMPUTING,
+                       f"{hit * 1e3:.0f} and {computed * 1e3:.0f} ms; median "
+                       f"{quantile(found.slow_hits, 0.5) * 1e3:.0f} and "
+                       f"{quantile(found.ttft_s[''], 0.5) * 1e3:.0f} ms; {len(found.slow_hits)} hits, "
+                       f"{found.given_up} of which were not waited for to the end")
             )  # fmt: skip
         return [
             *figures,
@@ -206,6 +226,28 @@ class _Row:
         await self._stored()
         if await self._metric("loaded_blocks_total") > before:
             raise NotProven(f"{self._tier.name} still has blocks that the fault should remove")
+
+    async def _slow_hits(self, shape: Callable[[Link], None]) -> None:
+        """Send prompts that the tier has, while it returns them slowly. Raise NotProven."""
+        earlier = list(itertools.islice(await self._window(""), self._size.hits))
+        await self._stored()
+        shape(SLOW_LINK)
+        try:
+            for text, right in earlier:
+                heard = Heard()
+                await self._stage.client.stream(heard, text, max_tokens=TOKENS)
+                self._found.slow_hits.append(heard.ttft_s)
+                self._found.given_up += heard.cached + 2 * EngineSpec().block_size <= heard.usage[0]
+                self._found.checked += 1
+                self._found.wrong += not right.same(heard)
+        finally:
+            shape(Link())
+        if not self._found.given_up:
+            raise NotProven(f"{self._tier.name}: no block took longer to read than to compute")
+        self._trial.say(
+            f"{self._tier.name} returns slowly: median {quantile(self._found.slow_hits, 0.5) * 1e3:.0f} ms; "
+            f"{self._found.given_up} of {len(earlier)} were not waited for to the end"
+        )
 
     async def _stored(self) -> None:
         """Wait until prompts are written to the tier. Raise TimeoutError."""

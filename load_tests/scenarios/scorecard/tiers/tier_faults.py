@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from tests.kit.lab import small_disk
 from tests.kit.lab.proxy import DOWNSTREAM, Link, TcpProxy
@@ -21,6 +22,8 @@ SLOW_S = 0.1
 MEMORY = CpuTierSpec(bytes=16 << 20)
 """Small enough that blocks stored before a fault are in the tier alone."""
 DISK_BYTES = 512 << 20
+SLOW_LINK = Link(bytes_per_s=1e6)
+"""A link over which look-ups are in time, and blocks take longer than it does to compute them."""
 Act = Callable[[], Awaitable[None]]
 
 
@@ -39,13 +42,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A tier under test. `label` is its label in metrics, `called` its name in the log."""
+    """A tier under test. `label` is its label in metrics, `called` its name in the log. `shape` sets the
+    link over which it answers, if there is one."""
 
     name: str
     label: str
     called: str
     spec: TiersSpec
     faults: Sequence[Fault]
+    shape: Callable[[Link], None] | None = None
 
 
 @asynccontextmanager
@@ -88,7 +93,9 @@ async def redis(trial: Trial, lookup_timeout_s: float) -> AsyncIterator[Tier]:
             )
             spec = RedisTierSpec(url=f"redis://{proxy.address}/0", lookup_timeout_s=lookup_timeout_s)
             tiers = TiersSpec(cpu=MEMORY, redis=spec)
-            yield Tier("Redis", "remote", "the Redis tier at", tiers, faults)
+            yield Tier(
+                "Redis", "remote", "the Redis tier at", tiers, faults, partial(proxy.shape, DOWNSTREAM)
+            )
 
 
 @asynccontextmanager

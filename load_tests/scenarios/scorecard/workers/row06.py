@@ -33,14 +33,14 @@ class Size:
 
     workers: int = 4
     blocks: int = 1 << 20
-    prompts: int = 16
+    prompts: int = 2000
     streams: int = 30
     tokens: int = 150
 
 
 async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     """Measure the row."""
-    prompt = size.blocks // size.prompts
+    prompt = -(-size.blocks // size.prompts)
     # Blocks of one token make a large index from prompts that an engine on a small machine can compute.
     spec = engine(
         block_size=1,
@@ -57,7 +57,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         filled = await closed_loop(survivor.address, filling, size.workers, trial.clock)
         if not tally(filled).all_exact:
             raise NotProven(f"the caches were not filled: {tally(filled).errors}")
-        held = await _exact(fleet, survivor, size.blocks)
+        held = await _exact(fleet, survivor, prompt * size.prompts)
         trial.say(f"{held:,} blocks are known")
         small = asks(trial.rng(2), 64, size.tokens)
         theirs, ours = await asyncio.gather(
@@ -72,7 +72,7 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
         began = trial.clock.now()
         fresh = await fleet.add_router()
         listening_s = trial.clock.now() - began
-        known = await _exact(fleet, fresh, size.blocks)
+        known = await _exact(fleet, fresh, prompt * size.prompts)
         exact_s = trial.clock.now() - began
         trial.say(f"{known:,} blocks exact after {exact_s:.2f} s")
         kept = await finished(ours)
@@ -80,10 +80,10 @@ async def measure(trial: Trial, size: Size = Size()) -> list[Figure]:
     return [
         Figure(
             "until a fresh router knows all blocks exactly", exact_s, "s", "lower", 5.0,
-            f"{known:,} blocks of {size.workers} workers, from the start of its process; it listened "
-            f"after {listening_s:.2f} s",
+            f"{known:,} blocks of {size.prompts:,} prompts on {size.workers} workers, from the start of its "
+            f"process; it listened after {listening_s:.2f} s",
         ),
-        Figure("blocks known exactly by it", known, "blocks", "higher", size.blocks),
+        Figure("blocks known exactly by it", known, "blocks", "higher", prompt * size.prompts),
         Figure("streams of the killed router that were cut", cut, "streams", "lower", None,
                f"of {len(lost)}"),
         exactness([*kept, *after], "through the other router, and through the fresh one"),
