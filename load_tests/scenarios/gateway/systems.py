@@ -126,7 +126,7 @@ class Stand:
 
     def observed(self, kind: str, **tracing: int) -> System:
         """The router process with everything on by which operators see what it does: costs in a file, traces,
-        exemplars, the console's pages read once a second, and metrics scraped. `tracing` are fields of
+        exemplars, the console open, and metrics scraped. `tracing` are fields of
         TelemetrySpec that differ from their defaults."""
         observer = self.child(f"observer-{kind}", [sys.executable, "-m", _OBSERVER])
         collector = observer.hear(_START_S)["collector"]
