@@ -107,9 +107,11 @@ def test_gauges_are_read_at_scrape() -> None:
     made = metrics()
     made.track_in_flight(lambda: 7)
     made.track_queued(lambda: 3)
+    made.track_tasks(lambda: 9)
     shown = made.render().decode()
     assert "kvasir_requests_in_flight 7.0" in shown
     assert "kvasir_requests_queued 3.0" in shown
+    assert "kvasir_event_loop_tasks 9.0" in shown
 
 
 PARENT = f"00-{TRACE}-{SPAN}-01"
