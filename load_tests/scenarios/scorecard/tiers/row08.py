@@ -42,7 +42,7 @@ class Size:
     """`requests` prompts of `words` words, one every `every_s`, without a fault, and as many under each
     fault, starting before the fault. `tiers` are measured one at a time, with `lookup_timeout_s`, and under
     those of their faults that `faults` names; under all if it is empty. `hits` prompts are read from a tier
-    that is slow without being late."""
+    that is slow without being late; they are the first of `requests`, whose blocks memory no longer has."""
 
     tiers: tuple[str, ...] = ("Redis", "disk")
     requests: int = 100
@@ -120,7 +120,7 @@ class _Row:
                 f"while nothing is wrong; back after {self._found.back_s[-1]:.1f} s; "
                 f"in the log: {' / '.join(lines)}"
             )
-        if self._tier.shape is not None:
+        if self._tier.shape is not None and self._size.hits:
             await self._slow_hits(self._tier.shape)
 
     def figures(self) -> list[Figure]:
