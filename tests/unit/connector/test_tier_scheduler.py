@@ -23,6 +23,7 @@ from kvasir.ports.tier import KvTier, TierBlock, TierRead
 from kvasir_workers.connector import stats
 from kvasir_workers.connector.request_blocks import RequestProgress
 from kvasir_workers.connector.tiers.orders import ArenaParts, TierOrders, TierReport
+from kvasir_workers.connector.tiers.pace import PrefillPace
 from kvasir_workers.connector.tiers.scheduler import TierScheduler
 from kvasir_workers.connector.tiers.worker import TierWorker
 from kvasir_workers.tiers.arena import Arena
@@ -552,6 +553,14 @@ def test_a_prompt_waits_for_a_slow_tier_as_long_as_it_would_take_to_compute(
     blocks = engine.take_blocks(5)
     assert not engine.side.allocated(waiting, blocks, 0)
     assert engine.side.finished(waiting) == {"tier_tokens": 0, "tier_s": pytest.approx(8.1)}
+
+
+def test_short_prompts_do_not_lengthen_the_wait_of_long_ones() -> None:
+    pace = PrefillPace()
+    pace.computed(1000, 0.1)
+    for _ in range(5):
+        pace.computed(3, 0.01)
+    assert pace.seconds(500) == pytest.approx(0.05, rel=0.01)
 
 
 def test_a_prompt_waits_for_a_tier_before_it_is_known_how_long_it_would_take_to_compute(

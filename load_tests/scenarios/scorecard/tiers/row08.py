@@ -234,8 +234,9 @@ class _Row:
         shape(SLOW_LINK)
         try:
             for text, right in earlier:
-                heard = Heard()
+                heard, before = Heard(), await self._metric("loaded_blocks_total")
                 await self._stage.client.stream(heard, text, max_tokens=TOKENS)
+                await self._read_since(before)
                 self._found.slow_hits.append(heard.ttft_s)
                 self._found.given_up += heard.cached + 2 * EngineSpec().block_size <= heard.usage[0]
                 self._found.checked += 1
@@ -248,6 +249,20 @@ class _Row:
             f"{self._tier.name} returns slowly: median {quantile(self._found.slow_hits, 0.5) * 1e3:.0f} ms; "
             f"{self._found.given_up} of {len(earlier)} were not waited for to the end"
         )
+
+    async def _read_since(self, before: float) -> None:
+        """Wait until the tier has returned blocks, be it too late for their prompt. Raise NotProven."""
+        turns = itertools.count()
+
+        async def read() -> bool:
+            # An engine reports only when it runs steps.
+            await self._stage.one(f"once more {next(turns)}", 1)
+            return await self._metric("loaded_blocks_total") > before
+
+        try:
+            await gateway.until(read, NOTICED_S, "blocks are read", self._stage.clock, 0.05)
+        except TimeoutError as error:
+            raise NotProven(f"{self._tier.name} was not asked for the blocks of a prompt") from error
 
     async def _stored(self) -> None:
         """Wait until prompts are written to the tier. Raise TimeoutError."""

@@ -22,7 +22,7 @@ SLOW_S = 0.1
 MEMORY = CpuTierSpec(bytes=16 << 20)
 """Small enough that blocks stored before a fault are in the tier alone."""
 DISK_BYTES = 512 << 20
-SLOW_LINK = Link(bytes_per_s=1e6)
+SLOW_LINK = Link(bytes_per_s=4e6)
 """A link over which look-ups are in time, and blocks take longer than it does to compute them."""
 Act = Callable[[], Awaitable[None]]
 

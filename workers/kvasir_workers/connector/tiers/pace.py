@@ -15,18 +15,19 @@ _KEPT = 0.9
 
 
 class PrefillPace:
-    """The time of a prompt token, over the prompts of late, with all that ran beside them."""
+    """The time of a prompt token, over the prompts of late, with all that ran beside them: the line through
+    the origin with the least squares, on which short prompts, whose time is that of a step, count little."""
 
     def __init__(self) -> None:
-        self._tokens = 0.0
-        self._seconds = 0.0
+        self._squares = 0.0
+        self._products = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Note that so many tokens of a prompt were computed in that time."""
         if tokens > 0:
-            self._tokens = _KEPT * self._tokens + tokens
-            self._seconds = _KEPT * self._seconds + seconds
+            self._squares = _KEPT * self._squares + tokens * tokens
+            self._products = _KEPT * self._products + tokens * seconds
 
     def seconds(self, tokens: int) -> float:
         """Return how long so many tokens take; infinity before any were computed."""
-        return tokens * self._seconds / self._tokens if self._tokens else math.inf
+        return tokens * self._products / self._squares if self._squares else math.inf
