@@ -8,6 +8,7 @@ _PACKAGES = {
     "redis-server": "redis-server",
     "haproxy": "haproxy",
     "ip": "iproute2",
+    "ss": "iproute2",
     "promtool": "prometheus",
     "prometheus": "prometheus",
 }

@@ -1,8 +1,9 @@
-"""Faults of a KV transfer: its sender is stopped, also in mid-transfer, or killed, or a bit is flipped. Real
-vLLM.
+"""Faults of a KV transfer: its sender is stopped or its link is cut, also in mid-transfer, the sender is
+killed, or a bit is flipped. Real vLLM.
 
 The decode worker is stopped until the hand-off has arrived, so that the fault exists before, or just after,
-it begins to pull.
+it begins to pull. A link is cut by breaking every TCP connection between the two workers, as a router on the
+way does that forgets them; a link over which nothing comes any more looks like a stopped sender.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import contextlib
 import os
 import signal
 import statistics
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +23,20 @@ from typing import Literal
 import psutil
 from tests.kit.lab import gateway
 from tests.kit.lab.processes import LabProcess, proc_state
+from tests.kit.programs import program
 
 from kvasir.config.spec.deployment import TransferSpec
 from kvasir.config.spec.workers import WorkerSpec
 from load_tests.scenarios.scorecard import real_engines
 from load_tests.scenarios.scorecard.common import Figure, NotProven, Trial
 from load_tests.scenarios.scorecard.real_engines import Heard, Stage
-from load_tests.scenarios.scorecard.workers.flipping_worker import FLIP_FILE, PROGRAM
+from load_tests.scenarios.scorecard.workers.flipping_worker import (
+    FLIP_AT,
+    FLIP_FILE,
+    PROGRAM,
+    RECEIVER,
+    SENDER,
+)
 
 PROMISE = "detected, recomputed"
 DEADLINE_S = 1.0
@@ -38,14 +47,16 @@ TOKENS = 16
 WAIT_S = 5.0
 SETTLED_S = 1.5
 CERTAIN = ("stopped", "flipped bit", "killed")
-"""Faults that fail every pull; a transfer in progress may complete first."""
+"""Faults that fail every pull. A transfer in progress may complete before its link is cut, and then the next
+one finds a broken connection; one that begins after that may connect again."""
+IN_MID_TRANSFER = " in mid-transfer"
 Kind = Literal["nixl", "nccl"]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """`rounds` of each fault with each adapter, with prompts of `words` words; the kill comes once, at the
-    end. In mid-transfer, the sender is stopped at most `within_s` after the receiver continued."""
+    end. In mid-transfer, a fault comes at most `within_s` after the receiver continued."""
 
     kinds: tuple[Kind, ...] = ("nixl", "nccl")
     rounds: int = 4
@@ -101,7 +112,8 @@ def _figures(kind: Kind, outcome: Outcome) -> list[Figure]:
 async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcome:
     """Run every fault in turn."""
     faults = ["none", "flipped bit"] * size.rounds
-    faults += ["stopped", "stopped in mid-transfer"] * size.rounds + ["killed"]
+    faults += ["none", "cut", "none", f"cut{IN_MID_TRANSFER}", "after a cut"] * size.rounds
+    faults += ["stopped", f"stopped{IN_MID_TRANSFER}"] * size.rounds + ["killed"]
     texts = real_engines.prompts(trial.seed, len(faults), size.words)
     flag = folder / "flip"
     deployment = real_engines.apart(
@@ -109,10 +121,11 @@ async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcom
         worker=WorkerSpec(liveness_timeout_s=LIVENESS_TIMEOUT_S),
     )
     # With shared memory, a receiver can read while the sender is stopped.
-    env = {"UCX_TLS": "tcp,self", FLIP_FILE: str(flag)}
+    flips_at = RECEIVER if kind == "nixl" else SENDER
+    env = {"UCX_TLS": "tcp,self", FLIP_FILE: str(flag), FLIP_AT: flips_at}
     outcome = Outcome()
     async with real_engines.stage(
-        folder, deployment, ("prefill", "decode"), env, {"decode": PROGRAM}
+        folder, deployment, ("prefill", "decode"), env, {flips_at: PROGRAM}
     ) as stage:
         expected = [await stage.one(text, TOKENS, salt="for comparison") for text in texts]
         usual_s = statistics.median(each.ttft_s for each in expected[1:])
@@ -149,16 +162,15 @@ async def _struck(stage: Stage, text: str, fault: str, flag: Path, delay_s: floa
             return bool(in_flight["decode"] and not in_flight["prefill"])
 
         await gateway.until(handed_over, WAIT_S, "the prompt is handed over", stage.clock, 0.005)
+        links = await asyncio.to_thread(_connections, sender, receiver)
         if fault == "flipped bit":
             await asyncio.to_thread(flag.touch)
-        if fault == "stopped":
-            await _signal(stage, sender, signal.SIGSTOP, "T")
-        if fault == "killed":
-            await sender.kill()
+        if not fault.endswith(IN_MID_TRANSFER):
+            await _strike(stage, sender, fault, links)
     began = stage.clock.now()
-    if fault == "stopped in mid-transfer":
+    if fault.endswith(IN_MID_TRANSFER):
         await asyncio.sleep(delay_s)
-        await _signal(stage, sender, signal.SIGSTOP, "T")
+        await _strike(stage, sender, fault.removesuffix(IN_MID_TRANSFER), links)
     try:
         await ended
     finally:
@@ -166,7 +178,18 @@ async def _struck(stage: Stage, text: str, fault: str, flag: Path, delay_s: floa
             await _signal(stage, sender, signal.SIGCONT, "SRD")
     if await asyncio.to_thread(flag.exists):
         raise NotProven("no bit was flipped")
+    if fault.startswith("cut") and (left := links & await asyncio.to_thread(_connections, sender, receiver)):
+        raise NotProven(f"{len(left)} of {len(links)} connections were not cut")
     return heard[0], heard[0].times_s[0] - began
+
+
+async def _strike(stage: Stage, sender: LabProcess, fault: str, links: Set[tuple[int, int]]) -> None:
+    if fault == "stopped":
+        await _signal(stage, sender, signal.SIGSTOP, "T")
+    if fault == "cut":
+        await asyncio.to_thread(_cut, links)
+    if fault == "killed":
+        await sender.kill()
 
 
 @asynccontextmanager
@@ -182,8 +205,7 @@ async def _still(stage: Stage, process: LabProcess) -> AsyncIterator[None]:
 async def _signal(stage: Stage, process: LabProcess, number: signal.Signals, states: str) -> None:
     """Send a signal to a worker and its engine, and wait until they are in one of `states`. Raise
     TimeoutError."""
-    root = psutil.Process(process.pid)
-    family = [root.pid, *(child.pid for child in root.children(recursive=True))]
+    family = [each.pid for each in _family(process)]
     for pid in family:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -193,6 +215,34 @@ async def _signal(stage: Stage, process: LabProcess, number: signal.Signals, sta
         return all(proc_state(pid) in ("", "Z", *states) for pid in family)
 
     await gateway.until(all_are, WAIT_S, f"{process.name} is in one of {states}", stage.clock, 0.001)
+
+
+def _family(process: LabProcess) -> list[psutil.Process]:
+    """A worker and its engine."""
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def _cut(links: Set[tuple[int, int]]) -> None:
+    """Break connections, all at once. Raise NotProven if there are none."""
+    if not links:
+        raise NotProven("no connection was there to be cut")
+    wanted = " or ".join(f"( sport = :{mine} and dport = :{theirs} )" for mine, theirs in links)
+    subprocess.run([program("ss"), "-K", "-t", wanted], check=True, capture_output=True)
+
+
+def _connections(sender: LabProcess, receiver: LabProcess) -> set[tuple[int, int]]:
+    """The ports of both ends, the sender's first, of the connections between two workers."""
+    mine, theirs = (
+        {
+            (each.laddr.port, each.raddr.port)
+            for process in _family(worker)
+            for each in process.net_connections("tcp")
+            if each.status == psutil.CONN_ESTABLISHED
+        }
+        for worker in (sender, receiver)
+    )
+    return {ports for ports in mine if ports[::-1] in theirs}
 
 
 async def _sender_lives(stage: Stage) -> bool:
@@ -219,7 +269,7 @@ async def _failed_since(stage: Stage, before: int, fault: str) -> bool:
     async def reported() -> bool:
         return await _failures(stage) > before
 
-    patience_s = 1.2 if fault in ("none", "stopped in mid-transfer") else WAIT_S
+    patience_s = WAIT_S if fault in CERTAIN else 1.2
     try:
         await gateway.until(reported, patience_s, "a failed pull is told", stage.clock)
     except TimeoutError:
