@@ -233,16 +233,19 @@ def _cut(links: Set[tuple[int, int]]) -> None:
 
 def _connections(sender: LabProcess, receiver: LabProcess) -> set[tuple[int, int]]:
     """The ports of both ends, the sender's first, of the connections between two workers."""
-    mine, theirs = (
-        {
-            (each.laddr.port, each.raddr.port)
-            for process in _family(worker)
-            for each in process.net_connections("tcp")
-            if each.status == psutil.CONN_ESTABLISHED
-        }
-        for worker in (sender, receiver)
-    )
-    return {ports for ports in mine if ports[::-1] in theirs}
+    theirs = _ports(receiver)
+    return {ports for ports in _ports(sender) if ports[::-1] in theirs}
+
+
+def _ports(worker: LabProcess) -> set[tuple[int, int]]:
+    found = set()
+    for process in _family(worker):
+        # A child that ends meanwhile has no connections.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_ESTABLISHED:
+                    found.add((each.laddr.port, each.raddr.port))
+    return found
 
 
 async def _sender_lives(stage: Stage) -> bool:
