@@ -112,8 +112,9 @@ def _figures(kind: Kind, outcome: Outcome) -> list[Figure]:
 async def _adapter(trial: Trial, folder: Path, kind: Kind, size: Size) -> Outcome:
     """Run every fault in turn."""
     faults = ["none", "flipped bit"] * size.rounds
-    faults += ["none", "cut", "none", f"cut{IN_MID_TRANSFER}", "after a cut"] * size.rounds
-    faults += ["stopped", f"stopped{IN_MID_TRANSFER}"] * size.rounds + ["killed"]
+    faults += ["none", "cut"] * size.rounds
+    faults += ["stopped", f"stopped{IN_MID_TRANSFER}"] * size.rounds
+    faults += ["none", f"cut{IN_MID_TRANSFER}", "after a cut"] * size.rounds + ["killed"]
     texts = real_engines.prompts(trial.seed, len(faults), size.words)
     flag = folder / "flip"
     deployment = real_engines.apart(
@@ -218,9 +219,12 @@ async def _signal(stage: Stage, process: LabProcess, number: signal.Signals, sta
 
 
 def _family(process: LabProcess) -> list[psutil.Process]:
-    """A worker and its engine."""
-    root = psutil.Process(process.pid)
-    return [root, *root.children(recursive=True)]
+    """A worker and its engine, as far as they run."""
+    try:
+        root = psutil.Process(process.pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _cut(links: Set[tuple[int, int]]) -> None:
@@ -250,7 +254,7 @@ def _ports(worker: LabProcess) -> set[tuple[int, int]]:
 
 async def _sender_lives(stage: Stage) -> bool:
     """Whether the prefill worker recovers. It detects the fault when it sends to a receiver that no longer
-    waits."""
+    waits, or over a link that is cut."""
 
     async def gone() -> bool:
         return not stage.worker("prefill").alive
