@@ -26,6 +26,7 @@ try:
         PREDICTED,
         SLOTS,
         Fan,
+        Figures,
         Lane,
         PrefixTree,
         ProcessRead,
@@ -67,6 +68,7 @@ except ImportError:  # no compiler when it was installed
         copy_pieces,
     )
     from kvasir.native._twin_costs import cost_pairs, cost_terms
+    from kvasir.native._twin_figures import Figures  # type: ignore[assignment]
     from kvasir.native._twin_framing import frame_piece, http_chunk
     from kvasir.native._twin_lanes import (  # type: ignore[assignment]
         Fan,
@@ -90,6 +92,7 @@ __all__ = [
     "PREDICTED",
     "SLOTS",
     "Fan",
+    "Figures",
     "Lane",
     "PrefixTree",
     "ProcessRead",

@@ -22,13 +22,14 @@ class BusyTime:
 
     def add(self, begin_s: float, end_s: float) -> None:
         """Add one span, in any order."""
-        begin_s, end_s = max(begin_s, self._low_s), min(end_s, self._high_s)
-        if begin_s >= end_s:
-            return
         begins, ends = self._begins, self._ends
         if ends and begins[-1] <= begin_s <= ends[-1]:
             # Requests overlap those that ended just before them.
-            ends[-1] = max(ends[-1], end_s)
+            if end_s > ends[-1]:
+                ends[-1] = min(end_s, self._high_s)
+            return
+        begin_s, end_s = max(begin_s, self._low_s), min(end_s, self._high_s)
+        if begin_s >= end_s:
             return
         first, after = bisect_left(ends, begin_s), bisect_right(begins, end_s)
         if first < after:
