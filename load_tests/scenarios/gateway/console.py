@@ -1,7 +1,7 @@
 """What an open console costs a router with many workers and live streams, and how soon it shows something.
 
 The router is the production one, over simulated workers in virtual time. When all streams run, its pages are
-rendered as the view of the fleet has them rendered: once a second, however many people look. The CPU of that
+rendered as the view of requests has them rendered: once a second, however many people look. The CPU of that
 is measured, without the HTTP requests of the viewers, which cost as much as any other.
 
 A browser loads the console of as many workers, each time with an empty cache. It notes when the first view
@@ -145,7 +145,7 @@ async def _load(tab: Tab, address: str) -> float:
 
 
 class _Pages:
-    """The pages of the console's first view."""
+    """The pages of the view that needs most: that of requests."""
 
     def __init__(self, spec: Deployment, cluster: Cluster, clock: VirtualClock) -> None:
         router = cluster.router

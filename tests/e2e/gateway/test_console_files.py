@@ -85,6 +85,15 @@ async def test_a_viewer_gets_the_pages_as_events(edge: Any) -> None:
         assert "in_flight" in json.loads(await reader.readuntil(b"\n\n"))
 
 
+async def test_a_viewer_gets_the_page_that_its_view_shows(edge: Any) -> None:
+    reader, writer = await edge.connect()
+    writer.write(b"GET /console/live?pages=status HTTP/1.1\r\nHost: t\r\n\r\n")
+    for _ in range(2):
+        shown = await reader.readuntil(b"event: status\ndata: ")
+        assert b"event: requests" not in shown
+        assert "in_flight" in json.loads(await reader.readuntil(b"\n\n"))
+
+
 async def test_the_page_may_load_nothing_from_outside_and_run_nothing_inline(edge: Any) -> None:
     page = await edge.get("/console/")
     policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))

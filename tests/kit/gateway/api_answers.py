@@ -63,9 +63,11 @@ class Received:
         return [msgspec.json.decode(each) for each in shown if each != "[DONE]"]
 
 
-def exchange_on(wire: RecordingWire, headers: dict[bytes, bytes] | None = None) -> Exchange:
+def exchange_on(
+    wire: RecordingWire, headers: dict[bytes, bytes] | None = None, *, query: bytes = b""
+) -> Exchange:
     """An exchange whose answer is written to `wire`."""
-    request = HttpRequest("POST", "/", headers or {}, b"", keep_alive=True, chunked=True)
+    request = HttpRequest("POST", "/", headers or {}, b"", keep_alive=True, chunked=True, query=query)
     return Exchange(request, "r", 0.0, wire)
 
 

@@ -1,7 +1,7 @@
 """Pages of data as events, one stream for each viewer of the console.
 
-A page is rendered once a second for all viewers together. Streams end after some minutes, so that a key that
-no longer lets its owner in is asked for again.
+A page is rendered once a second for all viewers together, if one of them wants it. Streams end after some
+minutes, so that a key that no longer lets its owner in is asked for again.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import parse_qs
 
-from kvasir.core.errors import CapacityError, KvasirError
+from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir_platform.gateway.http.exchange import EVENT_STREAM, Exchange
 from kvasir_platform.gateway.http.inner_exchange import InnerExchange, Rendered
 
@@ -22,10 +24,17 @@ STREAM_S = 300.0
 """After this long a stream ends, and its viewer asks for the next one."""
 
 
+class _Viewer(NamedTuple):
+    exchange: Exchange
+    since_s: float
+    paths: frozenset[str]
+
+
 class LivePages:
     """GET of a stream with an event for each of `pages` at once and every EVERY_S: its name, and its body as
-    data, or that of its error. `pages` are by path. A viewer that reads too slowly misses events. `now` is
-    monotonic, in seconds; while the gateway is `draining`, streams end."""
+    data, or that of its error. `pages` are by path; the query may name those that the viewer wants, as in
+    `?pages=status,requests`. A viewer that reads too slowly misses events. `now` is monotonic, in seconds;
+    while the gateway is `draining`, streams end."""
 
     def __init__(
         self,
@@ -36,22 +45,34 @@ class LivePages:
         self._pages = pages
         self._now = now
         self._draining = draining
-        self._viewers: list[tuple[Exchange, float]] = []
+        self._viewers: list[_Viewer] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def serve(self, exchange: Exchange) -> None:
-        """Begin a stream. Raise CapacityError if there are too many."""
+        """Begin a stream. Raise CapacityError if there are too many, RequestError 400 for an unknown page."""
+        paths = self._wanted(exchange.request.query)
         if exchange.request.method == "HEAD":
             exchange.respond(200, b"", EVENT_STREAM)
             return
-        self._viewers = [each for each in self._viewers if each[0].open]
+        self._viewers = [each for each in self._viewers if each.exchange.open]
         if len(self._viewers) >= MOST_VIEWERS:
             raise CapacityError("Too many people look at the console.", code="no_capacity", retry_after_s=5.0)
         exchange.begin(b"retry: %d\n\n" % int(EVERY_S * 1000))
-        self._viewers.append((exchange, self._now()))
+        viewer = _Viewer(exchange, self._now(), paths)
+        self._viewers.append(viewer)
         if self._timer is None:
             self._set_timer()
-        self._show([exchange])
+        self._show([viewer])
+
+    def _wanted(self, query: bytes) -> frozenset[str]:
+        asked = parse_qs(query.decode("ascii", "replace"), keep_blank_values=True).get("pages")
+        if asked is None:
+            return frozenset(self._pages)
+        wanted = frozenset(f"/{name}" for names in asked for name in names.split(","))
+        if not wanted <= self._pages.keys():
+            known = ", ".join(path.strip("/") for path in self._pages)
+            raise RequestError(f"pages: a list of {known}, separated by commas.", param="pages")
+        return wanted
 
     def _set_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._tick)
@@ -59,17 +80,20 @@ class LivePages:
     def _tick(self) -> None:
         self._timer = None
         now, draining = self._now(), self._draining()
-        for exchange, since_s in self._viewers:
+        for exchange, since_s, _ in self._viewers:
             if draining or now - since_s > STREAM_S:
                 exchange.end(b"")
-        self._viewers = [each for each in self._viewers if each[0].open]
+        self._viewers = [each for each in self._viewers if each.exchange.open]
         if self._viewers:
             self._set_timer()
-            self._show([exchange for exchange, _ in self._viewers])
+            self._show(self._viewers)
 
-    def _show(self, viewers: Sequence[Exchange]) -> None:
+    def _show(self, viewers: Sequence[_Viewer]) -> None:
         for path, page in self._pages.items():
-            asked = InnerExchange("GET", path, b"", _sending(viewers, path.strip("/").encode()))
+            wanting = [each.exchange for each in viewers if path in each.paths]
+            if not wanting:
+                continue
+            asked = InnerExchange("GET", path, b"", _sending(wanting, path.strip("/").encode()))
             try:
                 page(asked)
             except KvasirError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.kit.gateway.api_answers import RecordingWire, exchange_on, received
 
-from kvasir.core.errors import CapacityError
+from kvasir.core.errors import CapacityError, RequestError
 from kvasir_platform.gateway.console.live_pages import EVERY_S, MOST_VIEWERS, STREAM_S, LivePages
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
@@ -37,9 +37,9 @@ class Stage:
     def _requests(self, exchange: Exchange) -> None:
         raise CapacityError("no core", code="shutting_down")
 
-    def look(self) -> RecordingWire:
+    def look(self, query: bytes = b"") -> RecordingWire:
         wire = RecordingWire()
-        self.live.serve(exchange_on(wire))
+        self.live.serve(exchange_on(wire, query=query))
         return wire
 
 
@@ -73,6 +73,30 @@ def test_a_page_that_fails_is_an_event_with_its_error() -> None:
         failed = [each for each in events(Stage().look()) if each.startswith("event: requests\n")]
         assert len(failed) == 1
         assert '"code":"shutting_down"' in failed[0]
+
+    run(scene())
+
+
+def test_a_page_that_no_viewer_wants_is_not_rendered() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        wire = stage.look(b"pages=requests")
+        await stage.clock.sleep(WINDOW_S)
+        assert stage.rendered == 0
+        assert {each.partition("\n")[0] for each in events(wire)} == {"event: requests"}
+        stage.look(b"pages=status,requests")
+        await stage.clock.sleep(WINDOW_S)
+        assert stage.rendered == 4
+        assert {each.partition("\n")[0] for each in events(wire)} == {"event: requests"}
+
+    run(scene())
+
+
+@pytest.mark.parametrize("query", [b"pages=costs", b"pages=", b"pages=status%2Cnone", b"pages=\xff"])
+def test_a_page_that_is_not_streamed_is_refused(query: bytes) -> None:
+    async def scene() -> None:
+        with pytest.raises(RequestError, match="status, requests"):
+            Stage().look(query)
 
     run(scene())
 

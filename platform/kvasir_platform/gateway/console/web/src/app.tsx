@@ -44,7 +44,8 @@ export function App() {
 
 function Signed({ view, item, again }: { view: string; item: string; again: () => void }) {
   const history = useMemo(() => new History(), []);
-  const { status, requests } = useLive((data) => history.status(data));
+  const listed = view === "requests" && item === "";
+  const { status, requests } = useLive(listed ? ["status", "requests"] : ["status"], (data) => history.status(data));
   useEffect(() => {
     document.title = status.data === null ? "Kvasir" : `${status.data.deployment} · Kvasir`;
   }, [status.data?.deployment]);
@@ -88,12 +89,10 @@ function Signed({ view, item, again }: { view: string; item: string; again: () =
           ) : (
             <Empty title="The status cannot be read.">{error.message} It is asked for again in a few seconds.</Empty>
           )
+        ) : listed ? (
+          <RequestList seen={requests} />
         ) : view === "requests" ? (
-          item === "" ? (
-            <RequestList seen={requests} />
-          ) : (
-            <RequestPage key={item} id={item} />
-          )
+          <RequestPage key={item} id={item} />
         ) : view === "playground" ? (
           <Playground status={data} />
         ) : view === "scaling" ? (

@@ -1,4 +1,4 @@
-// What the gateway streams while the tab is visible: the status and the requests, once a second.
+// What the gateway streams while the tab is visible: once a second the status, and the requests where they are shown.
 
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, call } from "./api";
@@ -20,8 +20,9 @@ const NOTHING: Live = {
   requests: { data: null, error: null, at: 0 },
 };
 
-/** Follow the stream while mounted. `on` gets each status. Failures are repeated less and less often. */
-export function useLive(on: (status: Status) => void): Live {
+/** Follow the stream while mounted, of these pages. `on` gets each status. Failures are repeated less and less often. */
+export function useLive(pages: readonly (keyof Live)[], on: (status: Status) => void): Live {
+  const asked = pages.join(",");
   const [live, setLive] = useState(NOTHING);
   useEffect(() => {
     let timer = 0;
@@ -41,7 +42,7 @@ export function useLive(on: (status: Status) => void): Live {
     };
     const follow = async (): Promise<void> => {
       try {
-        const reply = await call("console/live", { signal: stop.signal });
+        const reply = await call(`console/live?pages=${asked}`, { signal: stop.signal });
         for await (const { name, data } of events(reply)) take(name, JSON.parse(data) as Status & Requests & Failure);
       } catch (caught) {
         if (stop.signal.aborted) return;
@@ -68,6 +69,6 @@ export function useLive(on: (status: Status) => void): Live {
       document.removeEventListener("visibilitychange", seen);
       seen();
     };
-  }, []);
+  }, [asked]);
   return live;
 }
