@@ -23,7 +23,7 @@ from kvasir_router.fleet.judgement import JudgementBudget, RegretTotals, kept_re
 
 __all__ = ["About", "Decided", "DecisionLog"]
 
-_TOGETHER = 32
+_TOGETHER = 64
 """Ended requests that are worked on at once. Between two of them, code and data of this module leave the
 processor's caches, so that each of them alone takes longer."""
 

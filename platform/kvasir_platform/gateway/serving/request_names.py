@@ -9,7 +9,7 @@ import msgspec
 
 from kvasir.ports.views.packed import PackedRows
 
-_TOGETHER = 32
+_TOGETHER = 64
 """Calls that are added at once, while code and data are in the processor's caches."""
 _NAMES = msgspec.msgpack.Decoder(tuple[str, ...])
 
