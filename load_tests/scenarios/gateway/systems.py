@@ -125,9 +125,9 @@ class Stand:
         return System("direct", addresses[0], child, "")
 
     def observed(self, kind: str, **tracing: int) -> System:
-        """The router process with everything on by which operators see what it does: costs in a file, traces,
-        exemplars, the console open, and metrics scraped. `tracing` are fields of
-        TelemetrySpec that differ from their defaults."""
+        """The router process of as_up() with everything on by which operators see what it does: costs in a
+        file, traces, exemplars, the console open, and metrics scraped. `tracing` are fields of TelemetrySpec
+        that differ from their defaults."""
         observer = self.child(f"observer-{kind}", [sys.executable, "-m", _OBSERVER])
         collector = observer.hear(_START_S)["collector"]
         name = f"observed-{kind}"
@@ -135,31 +135,30 @@ class Stand:
             "telemetry": {"otlp_endpoint": collector, "exemplars": True, **tracing},
             "cost": {"file": str(self._folder / f"{name}.sqlite")},
         }
-        system = self.kvasir(name=name, fields=fields)
+        system = self.as_up(name, fields)
         observer.ask({"address": system.address, "key": system.key})
         return system
 
-    def as_up(self) -> System:
+    def as_up(self, name: str = AS_UP, fields: Mapping[str, Any] | None = None) -> System:
         """The router process as `kvasir up` starts it: prefill and decode apart, and sessions that present
-        certificates on both sides and a token."""
-        folder = self._folder / f"{AS_UP}-secrets"
+        certificates on both sides and a token. `fields` as in kvasir()."""
+        folder = self._folder / f"{name}-secrets"
         folder.mkdir()
         token = folder / "token"
         token.write_text(secrets.token_hex(32))
         tls, roles = TlsSpec(), ("prefill", "decode")
         names = TlsNames(tls.trust_domain, NAME)
         CertificateFolder(folder, names, roles, life_s=tls.rotate_h * 3600, wall_time=time.time).renew()
-        fields = {
+        secured = {
             "tls": {"mode": "files", "directory": str(folder)},
             "worker": {"session_token_file": str(token)},
         }
-        return self.kvasir(apart=True, grouped=True, name=AS_UP, fields=fields)
+        return self.kvasir(apart=True, grouped=True, name=name, fields=secured | dict(fields or {}))
 
     def unobserved(self, name: str) -> System:
-        """The router process with all of that off, as far as the spec can switch it off: costs, traces,
-        exemplars and records of decisions. Nothing reads its pages."""
-        fields = {"cost": {"enabled": False}, "routing": {"decision_records": 0}}
-        return self.kvasir(name=name, fields=fields)
+        """The router process of as_up() with all of that off, as far as the spec can switch it off: costs,
+        traces, exemplars and records of decisions. Nothing reads its pages."""
+        return self.as_up(name, {"cost": {"enabled": False}, "routing": {"decision_records": 0}})
 
     def kvasir(
         self,

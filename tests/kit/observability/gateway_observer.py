@@ -3,8 +3,8 @@
     python -m tests.kit.observability.gateway_observer
 
 It prints the collector's address as a line of JSON. For each line `{"address": ..., "key": ...}` on its
-standard input, it looks at that gateway from then on: it reads the stream of the console's pages, which come
-once a second, and /metrics every 15 s.
+standard input, it looks at that gateway from then on: it reads what the console's first view is sent, once a
+second, and /metrics every 15 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 
 from tests.kit.gateway.otlp_collector import collector
 
-_LIVE = "/console/live"
+_LIVE = "/console/live?pages=status"
 _SCRAPE = "/metrics"
 _SCRAPE_S = 15.0
 _RETRY_S = 1.0

@@ -1,4 +1,4 @@
-"""What observing costs: routers with all of it on and with all of it off, measured in turn.
+"""What observing costs a router as `kvasir up` starts it: with all of it on and with all of it off, in turn.
 
 Two processes of the same router differ by a few percent in the CPU of a request for as long as they live, as
 the memory that they were given differs. So all routers are started several times, and each time they run
