@@ -31,6 +31,7 @@ from kvasir.wire.codec import decode_snapshot_part, decode_to_router, encode_sna
 from kvasir_router.decide import CostPolicy, Disaggregation, RateBook
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.index import FetchSnapshot, FleetIndex, IndexMode
+from kvasir_workers.server.holdings import PART_BLOCKS
 from load_tests import index_workload as workload
 
 PROMPT_BLOCKS = 2048
@@ -38,8 +39,6 @@ BLOCK_SIZE = 16
 RECORDS_PER_STEP = 8
 BATCH = 4000
 CALLS = 200
-PART_BLOCKS = 4096
-"""Identities as workers compute them."""
 Figures = dict[str, Any]
 
 

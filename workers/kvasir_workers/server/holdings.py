@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 INCOMPLETE = "kv_incomplete"
+PART_BLOCKS = 2048
+"""Blocks in a part of a snapshot: a router takes half a millisecond for each part, and decides nothing then."""
 
 _NAME_BYTES = 8
 _RECORD_BYTES = 16
@@ -40,7 +42,7 @@ class Holdings:
         *,
         delay_s: float = 0.02,
         max_log_bytes: int = 64 << 10,
-        part_blocks: int = 4096,
+        part_blocks: int = PART_BLOCKS,
     ) -> None:
         self._ranks = ranks
         self._shadow = Shadow(ranks, root_of)
