@@ -16,6 +16,7 @@ from tests.kit.observability.alert_cases import (
     AlertCase,
     cached,
     for_long,
+    grows,
     missed,
     requests,
     spread,
@@ -63,4 +64,12 @@ def test_stalls_of_one_model_do_not_hide_slow_steps_of_another(tmp_path: Path) -
     late = [requests(90, 10, model) | missed("itl", "decode", 10, model) for model in "ab"]
     series = late[0] | late[1] | spread(ITL, UNEVEN, "a") | spread(ITL, EVEN, "b")
     expected = {"KvasirItlStall": [FIRST], "KvasirItlBatch": [SECOND]}
+    assert wrong_firing(series, MINUTE, expected, tmp_path) == ""
+
+
+def test_errors_of_a_model_are_named_beside_those_of_another(tmp_path: Path) -> None:
+    series = {
+        f'kvasir_requests_total{{model="{model}",outcome="internal_error"}}': grows(1) for model in "ab"
+    }
+    expected = {"KvasirInternalErrors": [{"model": "a"}, {"model": "b"}]}
     assert wrong_firing(series, MINUTE, expected, tmp_path) == ""

@@ -108,6 +108,8 @@ _OK, _REFUSED, _BUG = (
     f'kvasir_requests_total{{model="m",outcome="{each}"}}' for each in ("ok", "queue_full", "internal_error")
 )
 _LEFT = 'kvasir_requests_total{model="m",outcome="client_closed"}'
+_LARGER = {'kvasir_requests_total{model="larger",outcome="ok"}': grows(10_000)}
+_VIEWERS = 'kvasir_requests_total{model="other",outcome="no_capacity"}'
 _EXPIRY = "kvasir_gateway_certificate_expiry_timestamp_seconds"
 _FILTER = 'kvasir_output_filter_acts_total{filter="f",act='
 _SHARED = "kvasir_rate_limits_shared"
@@ -125,11 +127,17 @@ CASES = (
     _gauge("KvasirDiscoveryStale", "kvasir_discovery_stale_seconds", 90, 30, instance="a"),
     AlertCase(
         "KvasirRefusing",
-        {},
-        {_OK: grows(100), _REFUSED: grows(5)},
-        ({_REFUSED: grows(0.5)}, {_REFUSED: grows(0), _LEFT: grows(5)}),
+        _MODEL,
+        {_OK: grows(100), _REFUSED: grows(5)} | _LARGER,
+        (
+            {_REFUSED: grows(0.5)},
+            {_REFUSED: grows(0), _LEFT: grows(5)},
+            {_REFUSED: grows(0), _VIEWERS: grows(5)},
+        ),
     ),
-    AlertCase("KvasirInternalErrors", {}, {_BUG: late()}, ({_BUG: always(1), _LEFT: grows(5)},)),
+    AlertCase(
+        "KvasirInternalErrors", _MODEL, {_BUG: late()} | _LARGER, ({_BUG: always(1), _LEFT: grows(5)},)
+    ),
     AlertCase("KvasirSloMissed", _PROMISED, requests(90, 10), (requests(97, 3),)),
     AlertCase(
         "KvasirLimitsNotShared",
