@@ -296,6 +296,9 @@ def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
     if summary.tier_s:
         yield "tier", routed, routed + summary.tier_s, {"kvasir.tier_tokens": summary.usage.tier_tokens}
     prefilled = summary.prefill_done_s
+    if prefilled is None and summary.first_token_s is not None:
+        # Only a prefill worker says when the prompt is computed. A transfer comes before the first token.
+        prefilled = max(routed, summary.first_token_s - summary.transfer_s)
     yield "prefill", routed, summary.finished_s if prefilled is None else prefilled, {}
     if prefilled is None:
         return

@@ -157,6 +157,27 @@ def test_a_request_is_one_span_tree_under_the_clients() -> None:
     recorder.close()
 
 
+@pytest.mark.parametrize(
+    ("transfer_s", "expected"),
+    [
+        (0.0, {"prefill": (10.2, 11.0), "decode": (11.0, 12.0)}),
+        (0.25, {"prefill": (10.2, 10.75), "transfer": (10.75, 11.0), "decode": (11.0, 12.0)}),
+    ],
+    ids=["on one worker", "apart in another cell"],
+)
+def test_the_prefill_of_a_request_without_a_time_of_its_own_ends_before_the_first_token(
+    transfer_s: float, expected: dict[str, tuple[float, float]]
+) -> None:
+    usage = replace(SUMMARY.usage, transferred_tokens=0, transferred_bytes=0)
+    summary = replace(SUMMARY, prefill_worker=None, prefill_done_s=None, transfer_s=transfer_s, usage=usage)
+    exporter, recorder, _ = recorded(summary)
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    times = {n: ((s.start_time or 0) / 1e9 - 988, (s.end_time or 0) / 1e9 - 988) for n, s in spans.items()}
+    assert times.keys() == {"request", "admit", "queue", "route", *expected}
+    assert {n: times[n] for n in expected} == {n: pytest.approx(t, abs=1e-6) for n, t in expected.items()}
+    recorder.close()
+
+
 def test_a_call_with_several_prompts_is_one_tree_too() -> None:
     second = replace(SUMMARY, request_id="r-1", outcome="worker_lost", finished_s=12.5)
     exporter, recorder, trace = recorded(SUMMARY, second, parent="")
