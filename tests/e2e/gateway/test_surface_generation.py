@@ -18,7 +18,6 @@ import openai
 import pytest
 from tests.kit.engines.vllm_reference import Reference
 from tests.kit.gateway.completions import of_vllm, put_together, sent_before_the_end, trailers, whole
-from tests.kit.gateway.otlp_collector import Collector
 from tests.kit.gateway.sampling_cases import CASES, DRAWN, GREEDY, HELLO, PSALM, Case
 from tests.kit.stack import CONTEXT
 
@@ -341,9 +340,7 @@ def test_an_answer_says_how_long_each_part_took(client: openai.OpenAI, stack: St
     assert re.match(r"server-timing: .*transfer;dur=.*decode;dur=", behind)
 
 
-def test_a_request_keeps_its_name_and_its_trace(
-    stack: Stack, client: openai.OpenAI, traces: Collector
-) -> None:
+def test_a_request_keeps_its_name_and_its_trace(client: openai.OpenAI) -> None:
     fields: Any = {"model": MODEL, "messages": USER, "max_tokens": 2}
     named = client.chat.completions.with_raw_response.create(
         **fields,
@@ -351,21 +348,8 @@ def test_a_request_keeps_its_name_and_its_trace(
     )
     assert named.headers["x-request-id"] == "my-own-name.7"
     assert named.parse().id == "chatcmpl-my-own-name.7"
-    version, trace, own, flags = named.headers["traceparent"].split("-")
+    version, trace, _, flags = named.headers["traceparent"].split("-")
     assert (version, trace, flags) == ("00", TRACE, "01")
-    ends = {"request", "leg.prefill", "leg.decode"}
-    stack.wait_until(lambda: ends <= traces.of_trace(TRACE).keys(), 20.0, "the spans of gateway and workers")
-    spans = traces.of_trace(TRACE)
-    assert spans["request"].parent_span_id.hex() == SPAN
-    assert spans["request"].span_id.hex() == own
-    assert {"admit", "queue", "prefill", "transfer", "decode"} <= spans.keys()
-    engines = {name for name in spans if name.startswith("engine.")}
-    assert {"engine.queue", "engine.pull", "engine.prefill", "engine.decode"} <= engines
-    assert {spans[name].parent_span_id for name in engines} <= {
-        spans["leg.prefill"].span_id,
-        spans["leg.decode"].span_id,
-    }
-    assert {span.parent_span_id.hex() for name, span in spans.items() if name not in engines} == {SPAN, own}
     plain = client.chat.completions.with_raw_response.create(**fields)
     assert re.fullmatch(r"[0-9a-f]{24}", plain.headers["x-request-id"])
     assert plain.headers["traceparent"].split("-")[1] != TRACE

@@ -25,6 +25,7 @@ SHARED = {
     "tests/e2e/test_deployments.py": "default deployment",
     "tests/e2e/test_responses_vllm.py": "default deployment",
     "tests/e2e/test_verify.py": "default deployment",
+    "tests/e2e/test_worker_spans.py": "default deployment",
     "tests/e2e/gateway/test_surface_generation.py": "default deployment",
     "tests/e2e/gateway/test_anthropic_vllm.py": "default deployment",
     "tests/e2e/gateway/test_structured_limits.py": "default deployment",
