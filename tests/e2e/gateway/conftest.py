@@ -38,6 +38,7 @@ from kvasir_platform.cli.main import main
 from kvasir_platform.gateway.app import Gateway
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
+from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.prompt.pairs import Classifier
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
@@ -160,12 +161,13 @@ async def running(
     decision_records: int = 4096,
     capabilities: ModelCapabilities | None = None,
     classifier: Classifier | None = None,
+    costs: CostKeeper | None = None,
     deployed: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
 ) -> AsyncIterator[Edge]:
     """A gateway that serves until the block ends, and then leaves nothing open; `spec` is its own part of the
     deployment, `deployed` are other parts, and `capabilities` and `classifier` are those of its only model,
-    where they are not the deployment's."""
+    where they are not the deployment's. Without `costs` they are not counted."""
     clock = MonotonicClock()
     deployment = Deployment(
         gateway=GatewaySpec(**{"port": 0, "drain_timeout_s": 0.0, **spec}),
@@ -181,7 +183,7 @@ async def running(
         for view in deployment.views()
     ]
     models = ModelTable(made if capabilities is None else [replace(made[0], capabilities=capabilities)])
-    gateway = make_gateway(deployment, router, clock, metrics, models, spans=spans)
+    gateway = make_gateway(deployment, router, clock, metrics, models, spans=spans, costs=costs)
     async with listening(gateway) as at, AsyncExitStack() as clients:
         yield Edge(gateway, router, metrics, *at, clients)
 

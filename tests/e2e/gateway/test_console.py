@@ -52,6 +52,7 @@ async def test_each_view_shows_what_happened(product: Any, tab: Tab) -> None:
 
     await tab.click("[aria-label='Requests that ended'] tbody a")
     await tab.shows("SLO default")
+    assert await tab.until("String(document.querySelectorAll('[aria-label=Claims]').length)") == "0"
     places = await rows(tab, "Candidates: prefill")
     assert len(places) == 2
     assert places[0]["worker"].startswith("✓ prefill-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from tests.kit.browser.console_views import figure, lines_of, pick, pictured, rows, tab_to
@@ -10,9 +11,13 @@ from tests.kit.browser.tab import Tab
 from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.clock import MonotonicClock
-from kvasir.core.requests import FinishReason, ToolCallDelta, Usage
-from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord, RequestSummary
+from kvasir.config.spec.deployment import Deployment
+from kvasir.core.demand import WorkerStats
+from kvasir.core.requests import FinishReason, Role, ToolCallDelta, Usage
+from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord, RequestSummary, WorkerView
 from kvasir_platform.gateway.catalog.capabilities import ModelCapabilities
+from kvasir_platform.gateway.costs.keeper import CostKeeper
+from kvasir_platform.gateway.costs.memory_store import MemoryCosts
 
 MODEL = "kvasir-tiny"
 STORY = "Once upon a time there was a router that knew what every worker holds. " * 20
@@ -61,10 +66,25 @@ def place(worker: str, cached: int, queue_s: float, prefill_s: float, *, chosen:
     )
 
 
-async def test_a_request_shows_its_stages_the_terms_of_its_decision_and_its_regret(
+class MeasuredWorkers:
+    """A worker that prefills and one that decodes, whose rates are known."""
+
+    def workers(self) -> list[WorkerView]:
+        return []
+
+    def worker_figures(self) -> list[WorkerStats]:
+        return [
+            WorkerStats("prefill-0", "first", Role.PREFILL, True, 0.01, 0.001, 0.0, 0.0, 0, 3000, 0, 0),
+            WorkerStats("decode-1", "second", Role.DECODE, True, 0.01, 0.001, 0.05, 0.01, 0, 3030, 0, 0),
+        ]
+
+
+async def test_a_request_shows_its_stages_its_claims_the_terms_of_its_decision_and_its_regret(
     start: Any, tab: Tab
 ) -> None:
-    edge = await start()
+    costs = CostKeeper(Deployment(), "router-test", MemoryCosts(), MonotonicClock(), time.time)
+    costs.ledger.source = MeasuredWorkers()
+    edge = await start(costs=costs)
     places = (
         place("prefill-0", 64, 0.0125, 0.2, chosen=True),
         place("prefill-1", 0, 0.001, 0.3, chosen=False),
@@ -78,7 +98,7 @@ async def test_a_request_shows_its_stages_the_terms_of_its_decision_and_its_regr
     edge.router.summaries = [
         RequestSummary(
             "r", MODEL, "ok", 10.0, 12.0, routed_s=10.25, prefill_done_s=11.0, first_token_s=11.5,
-            pulled_s=0.125, prefill_worker="prefill-0", decode_worker="decode-1",
+            pulled_s=0.125, prefill_worker="prefill-0", decode_worker="decode-1", started_s=10.25,
             usage=Usage(prompt_tokens=300, cached_tokens=64, output_tokens=6),
         )
     ]  # fmt: skip
@@ -95,6 +115,12 @@ async def test_a_request_shows_its_stages_the_terms_of_its_decision_and_its_regr
         ["to the first token", "375 ms", "decode-1"],
         ["stream", "500 ms", "decode-1"],
     ]
+    assert [list(each.values()) for each in await rows(tab, "Claims on workers")] == [
+        ["prefill-0", "first", "236 ms", "0 ms", "75.0 ms", "12.5 ms", "0 ms"],
+        # Steps of 0.1 s: five streams share each of them.
+        ["decode-1", "second", "0 ms", "100 ms", "87.5 ms", "12.5 ms", "0 ms"],
+    ]
+    await tab.shows("Claims are proportions")
     causes = "cache 30.0 ms, queue 20.0 ms"
     await tab.shows(f"50.0 ms of cost ({causes}); prefill prefill-1 would have cost less")
     await pictured(tab, "regret")

@@ -195,6 +195,42 @@ async def test_a_question_that_makes_no_sense_is_refused(
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, code)
 
 
+PHASES = ("prefill", "decode", "kv", "transfer", "wasted")
+
+
+async def test_the_page_of_a_request_has_what_it_claims_of_its_workers(
+    tokenizer: ModelTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with charged(tokenizer) as made:
+        name = await made.ask(max_tokens=8)
+        (timeline,) = json.loads((await made.fetch("GET", f"/decisions/{name}")).body)["timelines"]
+        await made.fetch("POST", "/costs", {})
+        charge = dict(made.costs.ledger.claimed)
+        assert await made.kvasir("trace", name) == 0
+        shown = capsys.readouterr().out
+        assert await made.kvasir("trace", name, "-o", "json") == 0
+        traced = json.loads(capsys.readouterr().out)
+    prefilled, decoded = timeline["claims"]
+    assert prefilled["worker_id"] in ("prefill-0", "prefill-1")
+    assert decoded["worker_id"] in ("decode-2", "decode-3")
+    assert (prefilled["pool"], decoded["pool"]) == ("prefill", "decode")
+    assert (prefilled["prefill_s"] > 0, prefilled["decode_s"], prefilled["wasted_s"]) == (True, 0.0, 0.0)
+    assert (decoded["prefill_s"], decoded["decode_s"] > 0, decoded["wasted_s"]) == (0.0, True, 0.0)
+    for phase in PHASES:
+        claimed = sum(each[f"{phase}_s"] for each in timeline["claims"])
+        assert claimed == pytest.approx(charge.get(("default", phase), 0.0), abs=1e-5), phase
+    lines = [line.split() for line in shown.splitlines()]
+    head = ["WORKER", "POOL", *(phase.upper() for phase in PHASES)]
+    at = lines.index(head)
+    assert [line[:2] for line in lines[at + 1 : at + 3]] == [
+        [each["worker_id"], each["pool"]] for each in timeline["claims"]
+    ]
+    (as_json,) = traced["timelines"]
+    assert [list(each) for each in as_json["claims"]] == [
+        ["worker_id", "pool", *(f"{phase}_s" for phase in PHASES)]
+    ] * 2
+
+
 async def test_costs_that_are_not_counted_say_so(edge: Any) -> None:
     answer = await edge.post("/costs", b"{}")
     error = json.loads(answer.body)["error"]

@@ -75,6 +75,7 @@ async def test_the_decision_page_has_the_timeline_of_a_request_that_runs_and_has
     (timeline,) = found["timelines"]
     assert (timeline["outcome"], timeline["running"], timeline["output_tokens"]) == ("ok", None, 1)
     assert timeline["phases"][-1]["end_s"] == timeline["total_s"]
+    assert timeline["claims"] is None
 
 
 async def test_the_status_has_a_verdict_its_queues_and_its_pools(edge: Any) -> None:

@@ -1,4 +1,4 @@
-"""`kvasir trace`: phases as bars, then the decision."""
+"""`kvasir trace`: phases as bars, claims on workers, then the decision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ TIMELINE: dict[str, Any] = {
     "request_id": RECORD.request_id, "model": "llama", "tenant": "acme", "slo": "chat", "outcome": "ok",
     "running": None, "total_s": 2.0, "ttft_s": 0.501, "itl_s": 0.05, "slo_met": False, "prompt_tokens": 1501,
     "output_tokens": 31, "cached_tokens": 1024, "transferred_bytes": 0, "retries": 0, "migrations": 1,
-    "phases": PHASES,
+    "phases": PHASES, "claims": [
+        {"worker_id": "p-1", "pool": "prefill", "prefill_s": 0.4, "decode_s": 0.0, "kv_s": 0.0125,
+         "transfer_s": 0.002, "wasted_s": 0.0},
+        {"worker_id": "d-0", "pool": "decode", "prefill_s": 0.0, "decode_s": 0.3, "kv_s": 0.0625,
+         "transfer_s": 0.001, "wasted_s": 0.05},
+    ],
 }  # fmt: skip
 
 
@@ -70,6 +75,35 @@ def test_the_timeline_is_printed_with_the_decision(
     assert text.index("PHASE") < text.index("Prefilled on p-1") < text.index("SLO chat: ")
     assert main(["trace", "abc", "--address", gateway.address, "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["timelines"] == [TIMELINE]
+
+
+def test_claims_on_workers_are_printed_between_timeline_and_decision(
+    gateway: CannedGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = {"request_id": "abc", "decisions": [asdict(RECORD)], "timelines": [TIMELINE]}
+    gateway.answers["/decisions/abc"] = (200, page)
+    assert main(["trace", "abc", "--address", gateway.address]) == 0
+    text = capsys.readouterr().out
+    assert text.index("PHASE") < text.index("Claims on its workers") < text.index("Prefilled on p-1")
+    lines = text.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("WORKER"))
+    assert lines[at].split() == ["WORKER", "POOL", "PREFILL", "DECODE", "KV", "TRANSFER", "WASTED"]
+    shown = [[each for each in line.split() if each != "ms"] for line in lines[at + 1 : at + 3]]
+    assert shown == [
+        ["p-1", "prefill", "400.0", "0.0", "12.5", "2.0", "0.0"],
+        ["d-0", "decode", "0.0", "300.0", "62.5", "1.0", "50.0"],
+    ]
+
+
+@pytest.mark.parametrize("claims", [{"claims": None}, {"claims": []}, {}])
+def test_without_claims_nothing_is_said_of_them(
+    gateway: CannedGateway, capsys: pytest.CaptureFixture[str], claims: dict[str, Any]
+) -> None:
+    timeline = {name: each for name, each in TIMELINE.items() if name != "claims"} | claims
+    page = {"request_id": "abc", "decisions": [asdict(RECORD)], "timelines": [timeline]}
+    gateway.answers["/decisions/abc"] = (200, page)
+    assert main(["trace", "abc", "--address", gateway.address]) == 0
+    assert "Claims" not in capsys.readouterr().out
 
 
 def test_a_request_that_waits_has_no_decision_and_one_that_is_unknown_is_an_error(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,11 @@ from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import FinishReason, Request, Role
 from kvasir.ports.responses import StoredResponse
-from kvasir.ports.router import RequestPort, ServedAdapter, StreamSink
+from kvasir.ports.router import RequestPort, RequestSummary, ServedAdapter, StreamSink
+from kvasir_platform.edge.core_pages import CorePages
+from kvasir_platform.gateway.costs.keeper import CostKeeper
+from kvasir_platform.gateway.costs.memory_store import MemoryCosts
+from kvasir_platform.gateway.operator.operators import operators_here
 from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
@@ -63,14 +68,23 @@ async def front(
     far: bool,
     keys: str | None = None,
     shares: Callable[[], Mapping[str, float]] = dict,
+    costs: CostKeeper | None = None,
     **parts: Any,
 ) -> AsyncIterator[Front]:
-    """`far`: over a link. `keys` is a file of API keys; `shares` are those of canaries."""
+    """`far`: over a link. `keys` is a file of API keys; `shares` are those of canaries. With `costs`, the
+    core has the pages of a router; else they show what is asked."""
     spec = GatewaySpec(port=0, drain_timeout_s=0.0, api_keys_file=keys)
     deployment = Deployment.model_validate({"gateway": spec, **parts})
     metrics = make_metrics(deployment)
     limits = MemoryLimits(MonotonicClock().now)
-    async with linked(replace(core_parts(router, limits), shares=shares)) as both:
+    core = replace(core_parts(router, limits), shares=shares)
+    if costs is not None:
+        pages = operators_here(
+            deployment, models_of(deployment), router, metrics, MonotonicClock(),
+            in_flight=lambda: 0, draining=lambda: False, costs=costs,
+        )  # fmt: skip
+        core = replace(core, pages=CorePages(core.figures, pages))
+    async with linked(core) as both:
         behind = _elsewhere(both) if far else router
         gateway = make_gateway(deployment, behind, MonotonicClock(), metrics, models_of(deployment))
         started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
@@ -241,3 +255,18 @@ async def test_the_core_shows_what_is_asked_of_the_whole_deployment() -> None:
         assert (await made.client.get("/metrics")).status_code == 200
         assert (await made.client.get("/health/ready")).status_code == 200
         assert (await made.client.get("/v1/models")).json()["data"][0]["id"] == "kvasir-tiny"
+
+
+async def test_an_edge_shows_the_cores_claims_of_a_request() -> None:
+    costs = CostKeeper(Deployment(), "router-test", MemoryCosts(), MonotonicClock(), time.time)
+    router = ScriptedRouter(MonotonicClock())
+    ended = RequestSummary(
+        "r", "kvasir-tiny", "ok", 10.0, 13.0,
+        routed_s=10.0, started_s=10.0, first_token_s=11.0, decode_worker="d-0",
+    )  # fmt: skip
+    router.summaries = [ended]
+    async with front(router, far=True, costs=costs) as made:
+        (timeline,) = (await made.client.get("/decisions/r")).json()["timelines"]
+    # Nothing is known of the worker: the request had it alone.
+    times = {"prefill_s": 1.0, "decode_s": 2.0, "kv_s": 0.0, "transfer_s": 0.0, "wasted_s": 0.0}
+    assert timeline["claims"] == [{"worker_id": "d-0", "pool": "(other)"} | times]

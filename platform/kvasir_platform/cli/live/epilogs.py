@@ -47,9 +47,11 @@ Phases follow each other from the request's arrival:
   transfer      KV moves to the worker that decodes
   decode        from there to the first token
   stream        from the first token to the last
-Below is its routing decision, as `kvasir explain REQUEST_ID` prints it. A request that runs is shown as far
-as it is. The router keeps running requests and the latest that ended (routing.decision_records in
-kvasir.yaml).
+Below is what a request that has ended claims of the time of each worker: of computing its prompt, of steps,
+of memory that it held and that it held while KV moved, and work in vain. Claims are proportions: what
+`kvasir cost` shows is the busy time of a pool, divided by them. Then follows its routing decision, as
+`kvasir explain REQUEST_ID` prints it. A request that runs is shown as far as it is. The router keeps running
+requests and the latest that ended (routing.decision_records in kvasir.yaml).
 
 examples:
   kvasir trace da87cef2245951d6dc2c075d

@@ -205,6 +205,18 @@ def _charged(sums: tuple[Floats, ...], charged: NDArray[np.bool_]) -> tuple[Floa
     return (*kept, np.where(charged, 0.0, sums[4] + sums[5] + sums[6] + sums[7]))
 
 
+def claims_of(summary: RequestSummary, workers: Mapping[str, WorkerStats]) -> list[Claim]:
+    """Return the claims of one request, those of its lost attempts first."""
+    claims = list(lost_claims(summary, workers))
+    if reached(summary):
+        kind = RequestKind(*kind_of(summary))
+        apart, first, last = paired_claims([summary], [kind], np.zeros(1, np.intp), workers)
+        if apart.item(0):
+            claims.append(first.claim(0, kind.prefiller or ""))
+        claims.append(last.claim(0, kind.last))
+    return claims
+
+
 def lost_claims(summary: RequestSummary, workers: Mapping[str, WorkerStats]) -> Iterator[Claim]:
     """Yield what was in vain of the attempts of a request that ended before it did."""
     for attempt in summary.lost:

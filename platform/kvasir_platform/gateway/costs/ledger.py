@@ -24,6 +24,7 @@ from kvasir_platform.gateway.costs.claims import (
     Claim,
     Claims,
     RequestKind,
+    claims_of,
     kind_of,
     lost_claims,
     paired_claims,
@@ -111,6 +112,16 @@ class CostLedger:
         self._undivided.append(summary)
         if len(self._undivided) >= _TOGETHER:
             self._divide()
+
+    def claims_of(self, summary: RequestSummary) -> dict[tuple[str, str], WorkSums]:
+        """Return what a request that has ended claims, by worker and pool, at the rates known at the call. It
+        is not added."""
+        self._refresh()
+        found: dict[tuple[str, str], WorkSums] = {}
+        for claim in claims_of(summary, self._stats):
+            place = claim.worker_id, self._pool_of(claim.worker_id)
+            found[place] = found.get(place, WorkSums()).plus(claim.sums)
+        return found
 
     def _divide(self) -> None:
         """Add the claims of the requests that ended since the last call."""

@@ -13,6 +13,7 @@ import msgspec
 
 from kvasir.core.errors import RequestError
 from kvasir.ports.router import DecisionRecord, RequestSummary, RouterPort
+from kvasir_platform.gateway.costs.ledger import CostLedger
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.schema.answers import Decisions, ModelRegret, RegretPage
 from kvasir_platform.gateway.openai.schema.operation import RequestTimeline
@@ -26,11 +27,12 @@ _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
 
 class DecisionPages:
     """GET /decisions/{id}: one record and one timeline for each prompt of the call. GET /decisions: the
-    regret of all."""
+    regret of all. `ledger` is None if costs are not counted."""
 
-    def __init__(self, router: RouterPort, names: RequestNames) -> None:
+    def __init__(self, router: RouterPort, names: RequestNames, ledger: CostLedger | None) -> None:
         self._router = router
         self._names = names
+        self._ledger = ledger
 
     def decision(self, exchange: Exchange) -> None:
         """Accept the id of `x-request-id`, the `id` of the response, or the router's id. Raise RequestError
@@ -66,7 +68,8 @@ class DecisionPages:
                 found.append(timeline_of(view.so_far, view.phase, view.prompt_tokens, view.output_tokens))
             elif (summary := self._ended(name)) is not None:
                 usage = summary.usage
-                found.append(timeline_of(summary, None, usage.prompt_tokens, usage.output_tokens))
+                claims = None if self._ledger is None else self._ledger.claims_of(summary)
+                found.append(timeline_of(summary, None, usage.prompt_tokens, usage.output_tokens, claims))
         return found
 
     def _ended(self, name: str) -> RequestSummary | None:

@@ -71,7 +71,8 @@ def operators_here(
         draining=draining,
         rollouts=rollouts,
     )
-    decisions, drains = DecisionPages(router, names), DrainPages(router)
+    decisions = DecisionPages(router, names, None if costs is None else costs.ledger)
+    drains = DrainPages(router)
     return OperatorPages(
         names,
         status.metrics,

@@ -5,17 +5,27 @@ placed in the order in which engines work: waiting, reading tiers, computing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kvasir.ports.router import RequestSummary
-from kvasir_platform.gateway.openai.schema.operation import PhaseName, RequestTimeline, TimelinePhase
+from kvasir.ports.stores.costs import WorkSums
+from kvasir_platform.gateway.openai.schema.operation import (
+    PhaseName,
+    RequestTimeline,
+    TimelinePhase,
+    WorkerClaim,
+)
 
 
 def timeline_of(
-    summary: RequestSummary, running: str | None, prompt_tokens: int, sent: int
+    summary: RequestSummary,
+    running: str | None,
+    prompt_tokens: int,
+    sent: int,
+    claims: Mapping[tuple[str, str], WorkSums] | None = None,
 ) -> RequestTimeline:
     """Return the timeline of a request; `running` is its phase if it has not ended, `sent` the tokens that
-    its client has."""
+    its client has, and `claims` what it claims by worker and pool."""
     usage = summary.usage
     return RequestTimeline(
         request_id=summary.request_id,
@@ -37,6 +47,7 @@ def timeline_of(
         phases=list(phases_of(summary)),
         route=None if summary.route_arm is None else summary.route_arm.route,
         arm=None if summary.route_arm is None else summary.route_arm.arm,
+        claims=None if claims is None else [_claim(*place, sums) for place, sums in claims.items()],
     )
 
 
@@ -65,6 +76,11 @@ def phases_of(summary: RequestSummary) -> Iterator[TimelinePhase]:
         if until_s > at:
             yield TimelinePhase(phase, round(at - arrival, 6), round(until_s - arrival, 6), worker)
             at = until_s
+
+
+def _claim(worker_id: str, pool: str, sums: WorkSums) -> WorkerClaim:
+    phases = (sums.prefill, sums.decode, sums.kv, sums.transfer, sums.wasted)
+    return WorkerClaim(worker_id, pool, *(round(seconds, 6) for seconds in phases))
 
 
 def rounded(seconds: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +69,7 @@ def ledger() -> CostLedger:
     return made
 
 
-def taken(made: CostLedger) -> dict[CostGroup, WorkSums]:
+def taken(made: CostLedger) -> Mapping[CostGroup, WorkSums]:
     batch = made.take()
     return {} if batch is None else batch.work
 
@@ -175,9 +176,32 @@ def test_a_request_claims(summary: RequestSummary, expected: dict[str, dict[str,
 
 ELSEWHERE = replace(WHOLE, decode_worker="gone")
 MOVED = replace(APART, lost=(LostAttempt("p", "d", 90.0, 95.0, 500, 100),))
-KINDS = st.sampled_from([APART, WHOLE, VECTOR, FAILED, ELSEWHERE, MOVED])
+ENDED = [APART, WHOLE, VECTOR, FAILED, ELSEWHERE, MOVED]
+KINDS = st.sampled_from(ENDED)
 TENANTS = st.sampled_from(["shop", "lab"])
 LATER = st.sampled_from([0.0, 1.0, HOUR_S - 105.0, HOUR_S - 100.0, HOUR_S + 10.0])
+
+
+@pytest.mark.parametrize("summary", [*ENDED, replace(APART, routed_s=None), replace(MOVED, routed_s=None)])
+def test_what_one_request_claims_is_what_is_added_for_it(summary: RequestSummary) -> None:
+    made = ledger()
+    made.ended(summary)
+    found: defaultdict[str, WorkSums] = defaultdict(WorkSums)
+    for (worker, pool), sums in made.claims_of(summary).items():
+        assert pool == {"p": "prefill", "d": "decode"}.get(worker, OTHER)
+        found[pool] = found[pool].plus(sums)
+    added = {group.pool: sums for group, sums in taken(made).items()}
+    assert found.keys() == added.keys()
+    for pool, sums in added.items():
+        assert found[pool] == pytest.approx(sums), pool
+    assert made.take() is None
+
+
+def test_a_worker_of_several_attempts_is_listed_once_and_in_their_order() -> None:
+    found = ledger().claims_of(replace(WHOLE, lost=(LostAttempt("p", "d", 90.0, 95.0, 500, 100),)))
+    assert list(found) == [("p", "prefill"), ("d", "decode")]
+    assert found["p", "prefill"].claims == found["p", "prefill"].wasted == pytest.approx(0.5)
+    assert (found["d", "decode"].wasted, found["d", "decode"].decode) == pytest.approx((1.0, 7.0 / 5))
 
 
 @given(st.lists(st.tuples(KINDS, TENANTS, LATER), max_size=12))

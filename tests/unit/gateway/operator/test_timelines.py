@@ -8,6 +8,8 @@ import pytest
 
 from kvasir.core.requests import Usage
 from kvasir.ports.router import RequestSummary
+from kvasir.ports.stores.costs import WorkSums
+from kvasir_platform.gateway.openai.schema.operation import WorkerClaim
 from kvasir_platform.gateway.operator.timelines import phases_of, timeline_of
 
 APART = RequestSummary(
@@ -80,3 +82,16 @@ def test_a_timeline_has_what_the_request_was() -> None:
     shown = timeline_of(replace(APART, tenant="acme"), None, 90, 12)
     assert (shown.tenant, shown.outcome, shown.total_s, shown.cached_tokens) == ("acme", "ok", 2.0, 64)
     assert (shown.ttft_s, shown.slo_met) == (0.7, True)
+
+
+def test_a_timeline_has_the_claims_of_a_request_whose_costs_are_counted() -> None:
+    assert timeline_of(APART, None, 90, 12).claims is None
+    assert timeline_of(APART, None, 90, 12, {}).claims == []
+    claims = {
+        ("p-1", "prefill"): WorkSums(prefill=0.25, wasted=0.5),
+        ("d-1", "decode"): WorkSums(requests=1.0, decode=1.0000004, kv=0.5, transfer=0.125),
+    }
+    assert timeline_of(APART, None, 90, 12, claims).claims == [
+        WorkerClaim("p-1", "prefill", 0.25, 0.0, 0.0, 0.0, 0.5),
+        WorkerClaim("d-1", "decode", 0.0, 1.0, 0.5, 0.125, 0.0),
+    ]

@@ -91,10 +91,25 @@ class TimelinePhase(Struct):
     worker: str | None
 
 
+class WorkerClaim(Struct):
+    """What a request claims of one worker, in seconds: of computing its prompt, of steps, of memory that it
+    held, and of memory that it held while KV moved. `wasted_s` is work that no client is charged for. Claims
+    are proportions, by which the busy time of a pool is divided."""
+
+    worker_id: str
+    pool: str
+    prefill_s: float
+    decode_s: float
+    kv_s: float
+    transfer_s: float
+    wasted_s: float
+
+
 class RequestTimeline(Struct):
     """Where the time of a request went. Its phases follow each other without gaps. `outcome` is null while it
     runs; `running` is the phase of the router's record then, null afterwards. `route` is null if the client
-    named a model; else `arm` is the model or adapter that the route chose."""
+    named a model; else `arm` is the model or adapter that the route chose. `claims` are null while it runs,
+    or if costs are not counted, and empty if it reached no worker."""
 
     request_id: str
     model: str
@@ -115,6 +130,7 @@ class RequestTimeline(Struct):
     phases: list[TimelinePhase]
     route: str | None = None
     arm: str | None = None
+    claims: list[WorkerClaim] | None = None
 
 
 class SizeForecast(Struct):

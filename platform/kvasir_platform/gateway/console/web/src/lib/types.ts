@@ -181,6 +181,17 @@ export interface Span {
   worker: string | null;
 }
 
+/** What a request claims of one worker. */
+export interface Claim {
+  worker_id: string;
+  pool: string;
+  prefill_s: number;
+  decode_s: number;
+  kv_s: number;
+  transfer_s: number;
+  wasted_s: number;
+}
+
 export interface Timeline {
   request_id: string;
   model: string;
@@ -198,6 +209,7 @@ export interface Timeline {
   retries: number;
   migrations: number;
   phases: Span[];
+  claims?: Claim[] | null;
 }
 
 export interface Decisions {
@@ -273,6 +285,7 @@ export interface CostPage {
   counted: boolean;
   currency: string;
   since: number;
+  by: string[];
   lines: CostLine[];
   device_seconds: number;
   cost: number;

@@ -1,11 +1,11 @@
-// One call: where its time went, and why it ran where it ran.
+// One call: where its time went, what it claims of its workers, and why it ran where it ran.
 
 import { Empty, Section, State } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { Waterfall } from "../parts/waterfall";
 import { count, seconds } from "../lib/format";
 import { useFeed } from "../lib/feed";
-import type { Decision, Decisions, Place, Timeline } from "../lib/types";
+import type { Claim, Decision, Decisions, Place, Timeline } from "../lib/types";
 
 const VERBS: Record<string, string> = { prefill: "Prefill", decode: "Decode", whole: "Whole request" };
 
@@ -43,6 +43,14 @@ function One({ id, decision, timeline }: { id: string; decision: Decision | unde
         {timeline !== undefined && <Waterfall spans={timeline.phases} total_s={timeline.total_s} />}
         {decision !== undefined && <Outcome decision={decision} />}
       </Section>
+      {(timeline?.claims ?? []).length > 0 && (
+        <Section title="Claims">
+          <p class="quiet">
+            Claims are proportions, and not what is charged: in each hour, the busy time of a pool is divided in proportion to the claims of its requests (docs/COST.md).
+          </p>
+          <Table rows={timeline?.claims ?? []} columns={claimColumns} keyOf={(each) => each.worker_id} label="Claims on workers" />
+        </Section>
+      )}
       {decision?.parts.map((part) => (
         <Section
           key={part.part}
@@ -124,6 +132,20 @@ function Outcome({ decision }: { decision: Decision }) {
     </div>
   );
 }
+
+function phase(name: string, value: (each: Claim) => number, title: string): Column<Claim> {
+  return { name, number: true, title, value, show: (each) => seconds(value(each)) };
+}
+
+const claimColumns: Column<Claim>[] = [
+  { name: "worker", value: (each) => each.worker_id },
+  { name: "pool", value: (each) => each.pool },
+  phase("prefill", (each) => each.prefill_s, "computing the prompt"),
+  phase("decode", (each) => each.decode_s, "its share of steps"),
+  phase("KV", (each) => each.kv_s, "memory that was held"),
+  phase("transfer", (each) => each.transfer_s, "memory that was held while KV moved"),
+  phase("wasted", (each) => each.wasted_s, "work that nobody is charged for"),
+];
 
 function regret(decision: Decision): string {
   if (decision.regret_s === null) return "not judged";
