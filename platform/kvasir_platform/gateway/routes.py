@@ -7,6 +7,7 @@ from functools import partial
 
 from kvasir.config.spec.tenants import Scope
 from kvasir_platform.gateway.anthropic.endpoints import COUNT_TOKENS, MESSAGES, Admission, either_key
+from kvasir_platform.gateway.console.cost_views import CostViews
 from kvasir_platform.gateway.console.live_pages import LivePages
 from kvasir_platform.gateway.console.shared_page import KEPT_S, SURVEYED_S, SharedPage
 from kvasir_platform.gateway.console.site_files import CONSOLE, CONSOLE_FILES
@@ -135,15 +136,16 @@ class Routes:
                 ("/status", operate.status),
                 (REQUESTS, operate.requests),
                 ("/metrics", operate.metrics),
-                (COSTS, operate.costs),
             )
         }
         live = LivePages(
             {path: pages[path] for path in ("/status", REQUESTS)}, self._now, lambda: served.pages.draining
         )
+        costs = CostViews(COSTS, operate.costs, self._now)
         return {
             CONSOLE: ("GET", _everyones(served.console.serve)),
             CONSOLE_FILES + "live": ("GET", self._operators(live.serve)),
+            CONSOLE_FILES + COSTS.lstrip("/"): ("GET", self._operators(costs.serve)),
             **{
                 CONSOLE_FILES + path.lstrip("/"): ("GET", self._operators(page))
                 for path, page in pages.items()

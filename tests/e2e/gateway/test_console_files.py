@@ -69,7 +69,7 @@ async def test_everyone_gets_the_page_and_only_operators_its_data(start: Any, tm
     assert page.status == 200
     for name in read_site():
         assert (await edge.get(f"/console/{name}")).status == 200
-    for data in ("status", "requests", "prefixes", "metrics", "live"):
+    for data in ("status", "requests", "prefixes", "metrics", "costs", "live"):
         reply = await edge.get(f"/console/{data}")
         assert (reply.status, json.loads(reply.body)["error"]["code"]) == (401, "invalid_api_key")
         if data != "live":

@@ -17,15 +17,17 @@ from typing import Any
 import openai
 import pytest
 from tests.e2e.gateway.conftest import POOLS, Product, Reply, read_reply
-from tests.kit.browser.console_views import pictured, rows
+from tests.kit.browser.console_views import choose, pictured, rows, tab_to
 from tests.kit.browser.tab import opened_tab
 from tests.kit.gateway.http_edge import listening
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment, GatewaySpec
 from kvasir.ports.router import RequestSummary
+from kvasir.ports.stores.costs import DAY_S, HOUR_S, CostBatch, CostGroup, WorkerHour, WorkSums
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
-from kvasir_platform.gateway.costs.keeper import CostKeeper, make_costs
+from kvasir_platform.gateway.costs.keeper import CostKeeper
+from kvasir_platform.gateway.costs.memory_store import MemoryCosts
 from kvasir_platform.gateway.http.errors import MAX_RETRY_AFTER_S
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
 from kvasir_platform.gateway.start import make_gateway, make_metrics
@@ -50,6 +52,7 @@ class Charged(Product):
 
     costs: CostKeeper
     metrics: Any
+    store: MemoryCosts
 
     async def fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Reply:
         host, _, port = self.address.rpartition(":")
@@ -60,6 +63,18 @@ class Charged(Product):
         reply = await read_reply(reader)
         writer.close()
         return reply
+
+    async def console(self, query: str) -> Any:
+        return json.loads((await self.fetch("GET", f"/console/costs{query}")).body)
+
+    async def earlier(self, days: int, requests: float) -> None:
+        """Some days ago, requests of a model and an SLO class that there were kept a worker busy for half an
+        hour."""
+        hour = int(time.time() - days * DAY_S) // HOUR_S * HOUR_S
+        group = CostGroup(hour, "decode", "default", "", "retired", "leisurely")
+        worker = WorkerHour(hour, "decode", "decode-old", "router-old", 0.0, HOUR_S, HOUR_S / 2, 0.0, 1.0)
+        work = {group: WorkSums(requests=requests, decode=100.0)}
+        await self.store.add(CostBatch(f"router-{days}", 1, work, [worker]))
 
     async def chat(self) -> Reply:
         message = {"role": "user", "content": "Once upon a time"}
@@ -76,8 +91,8 @@ async def charged(
         {"pools": POOLS, "gateway": GatewaySpec(port=0, drain_timeout_s=0.0), **deployed}
     )
     metrics = make_metrics(deployment)
-    costs = make_costs(deployment, "router-test", clock, time.time)
-    assert costs is not None
+    store = MemoryCosts()
+    costs = CostKeeper(deployment, "router-test", store, clock, time.time)
     feed = Feed()
     feed.costs = costs
     cluster = Cluster(deployment, clock, summaries=feed)
@@ -91,7 +106,7 @@ async def charged(
         listening(gateway) as (host, port, _),
         openai.AsyncOpenAI(api_key="x", base_url=f"http://{host}:{port}/v1", max_retries=0) as client,
     ):
-        yield Charged(cluster, client, f"{host}:{port}", costs, metrics)
+        yield Charged(cluster, client, f"{host}:{port}", costs, metrics, store)
     await cluster.rest()
     await cluster.close()
 
@@ -231,6 +246,36 @@ async def test_the_page_of_a_request_has_what_it_claims_of_its_workers(
     ] * 2
 
 
+async def test_the_console_s_page_has_the_dimension_and_the_days_that_are_asked_for(
+    tokenizer: ModelTokenizer,
+) -> None:
+    async with charged(tokenizer, {"cost": {"retention_days": 31}}) as made:
+        await made.ask(max_tokens=8)
+        await made.earlier(3, 5.0)
+        await made.earlier(15, 7.0)
+        day = await made.console("?by=model&days=1")
+        week = await made.console("?by=model")
+        kept = await made.console("?by=slo&days=90")
+        refused = await made.fetch("GET", "/console/costs?by=colour")
+        now = time.time()
+
+    def requests(page: Any) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for line in page["lines"]:
+            if line["kind"] == "usage":
+                name = line["names"][page["by"][1]]
+                counts[name] = counts.get(name, 0) + line["requests"]
+        return counts
+
+    assert day["by"] == week["by"] == ["day", "model"]
+    assert requests(day) == {"kvasir-tiny": 1}
+    assert requests(week) == {"kvasir-tiny": 1, "retired": 5}
+    assert kept["by"] == ["day", "slo"]
+    assert requests(kept) == {"default": 1, "leisurely": 12}
+    assert now - 31 * DAY_S - 2 * HOUR_S < kept["since"] <= now - 31 * DAY_S
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (400, "invalid_value")
+
+
 async def test_costs_that_are_not_counted_say_so(edge: Any) -> None:
     answer = await edge.post("/costs", b"{}")
     error = json.loads(answer.body)["error"]
@@ -240,12 +285,18 @@ async def test_costs_that_are_not_counted_say_so(edge: Any) -> None:
     assert json.loads(shown.body)["counted"] is False
 
 
+SLO_CLASSES = "[...document.querySelectorAll('[aria-label=\"Costs by SLO class\"] tbody tr')]"
+
+
 async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
     budget = {"soft": 5.0, "hard": 10.0}
     tenant = {"name": "default", "operator": True, "budget": budget}
-    async with charged(tokenizer, {"tenancy": {"tenants": [tenant]}}) as made, opened_tab(tmp_path) as tab:
-        for _ in range(3):
-            await made.ask(max_tokens=8)
+    slos = [{"name": "chat"}, {"name": "batch"}]
+    spec = {"tenancy": {"tenants": [tenant]}, "slo": slos}
+    async with charged(tokenizer, spec) as made, opened_tab(tmp_path) as tab:
+        for slo in ("chat", "chat", "batch"):
+            await made.ask(max_tokens=8, **{"x-kvasir-slo": slo})
+        await made.earlier(20, 40.0)
         made.costs.ledger.sample()
         await tab.open(f"http://{made.address}/console/#/tenants")
         (used,) = await rows(tab, "Costs by tenant")
@@ -253,10 +304,32 @@ async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer, tm
         (day,) = await rows(tab, "Costs by day and kind")
         figures = await tab.until("document.querySelector('.figures')?.innerText")
         await pictured(tab, "costs")
+        await tab_to(tab, "select[name=by]")
+        for _ in ("key", "model"):
+            await tab.press("ArrowDown")
+        (model,) = await rows(tab, "Costs by model")
+        assert await tab.until("document.activeElement.name") == "by"
+        await choose(tab, "Costs by", "slo")
+        classes = await rows(tab, "Costs by SLO class")
+        await choose(tab, "Costs by", "pool")
+        pools = await rows(tab, "Costs by pool")
+        await choose(tab, "Costs by", "slo")
+        await choose(tab, "Period", "30")
+        await tab.until(f"{SLO_CLASSES}.length === 3")
+        month = await rows(tab, "Costs by SLO class")
+        days = await rows(tab, "Costs by day and kind")
+        await pictured(tab, "costs-of-a-month")
         logged = tab.console
     assert (used["tenant"], used["requests"]) == ("default", "3")
     assert used["cost"].endswith("USD")
     assert bounded["hard"] == "10.00 USD"
     assert "idle" in day
     assert "cost of all workers" in figures
+    assert (model["model"], model["requests"]) == ("kvasir-tiny", "3")
+    assert {each["SLO class"]: each["requests"] for each in classes} == {"chat": "2", "batch": "1"}
+    assert {each["pool"]: each["requests"] for each in pools} == {"prefill": "0", "decode": "3"}
+    assert {each["SLO class"]: each["requests"] for each in month} == {
+        "chat": "2", "batch": "1", "leisurely": "40",
+    }  # fmt: skip
+    assert len(days) == 2
     assert logged == []

@@ -15,8 +15,8 @@ _ROWS = """((label) => {
   return [...table.tBodies[0].rows].map((row) =>
     Object.fromEntries([...row.cells].map((cell, i) => [names[i], cell.innerText])));
 })"""
-_PICK = """((side, name, value) => {
-  const labels = document.querySelectorAll(".playground fieldset")[side]?.querySelectorAll("label") ?? [];
+_PICK = """((part, name, value) => {
+  const labels = part?.querySelectorAll("label") ?? [];
   const select = [...labels].find((each) => each.innerText.startsWith(name))?.querySelector("select");
   if (![...(select?.options ?? [])].some((each) => each.value === value)) return false;
   select.value = value;
@@ -34,7 +34,13 @@ async def rows(tab: Tab, label: str) -> list[dict[str, str]]:
 
 async def pick(tab: Tab, side: int, name: str, value: str) -> None:
     """Choose an option of one side of the playground, once it is there."""
-    await tab.until(f"{_PICK}({side}, {json.dumps(name)}, {json.dumps(value)})")
+    part = f"document.querySelectorAll('.playground fieldset')[{side}]"
+    await tab.until(f"{_PICK}({part}, {json.dumps(name)}, {json.dumps(value)})")
+
+
+async def choose(tab: Tab, name: str, value: str) -> None:
+    """Choose an option of the list that is labelled with a name, once it is there."""
+    await tab.until(f"{_PICK}(document, {json.dumps(name)}, {json.dumps(value)})")
 
 
 async def pictured(tab: Tab, view: str) -> None:

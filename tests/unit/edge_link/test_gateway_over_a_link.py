@@ -248,6 +248,8 @@ async def test_the_core_shows_what_is_asked_of_the_whole_deployment() -> None:
             viewers = [made.client.get(f"/console/{shared}") for _ in range(8)]
             assert {page.text for page in await asyncio.gather(*viewers)} == {f"/{shared}"}
         assert (await made.client.get("/console/prefixes")).text == "/console/prefixes"
+        costs = await made.client.get("/console/costs?by=model&days=30")
+        assert costs.text == '/costs{"by":"model","days":30}'
         drained = await made.client.post("/workers/w/drain", json={"reason": "r"})
         assert drained.text == '/workers/w/drain{"reason":"r"}'
         assert (await made.client.post("/recordings/me", json={})).text == "/recordings/me{}"
@@ -257,7 +259,7 @@ async def test_the_core_shows_what_is_asked_of_the_whole_deployment() -> None:
         assert (await made.client.get("/v1/models")).json()["data"][0]["id"] == "kvasir-tiny"
 
 
-async def test_an_edge_shows_the_cores_claims_of_a_request() -> None:
+async def test_an_edge_shows_the_cores_claims_of_a_request_and_its_costs_as_they_are_chosen() -> None:
     costs = CostKeeper(Deployment(), "router-test", MemoryCosts(), MonotonicClock(), time.time)
     router = ScriptedRouter(MonotonicClock())
     ended = RequestSummary(
@@ -267,6 +269,8 @@ async def test_an_edge_shows_the_cores_claims_of_a_request() -> None:
     router.summaries = [ended]
     async with front(router, far=True, costs=costs) as made:
         (timeline,) = (await made.client.get("/decisions/r")).json()["timelines"]
+        page = (await made.client.get("/console/costs?by=model&days=30")).json()
     # Nothing is known of the worker: the request had it alone.
     times = {"prefill_s": 1.0, "decode_s": 2.0, "kv_s": 0.0, "transfer_s": 0.0, "wasted_s": 0.0}
     assert timeline["claims"] == [{"worker_id": "d-0", "pool": "(other)"} | times]
+    assert (page["by"], page["counted"]) == (["day", "model"], True)

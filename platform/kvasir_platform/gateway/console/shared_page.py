@@ -35,16 +35,23 @@ class _Page:
 
 
 class SharedPage:
-    """GET of the page at `path`, which `show` renders at once or later, and which is kept for `kept_s`. `now`
-    is in seconds."""
+    """GET of the page at `path`, which `show` renders at once or later of `body`, and which is kept for
+    `kept_s`. `now` is in seconds."""
 
     def __init__(
-        self, path: str, show: Callable[[Exchange], None], now: Callable[[], float], *, kept_s: float = KEPT_S
+        self,
+        path: str,
+        show: Callable[[Exchange], None],
+        now: Callable[[], float],
+        *,
+        kept_s: float = KEPT_S,
+        body: bytes = b"",
     ) -> None:
         self._path = path
         self._show = show
         self._now = now
         self._kept_s = kept_s
+        self._body = body
         self._page: _Page | None = None
         self._waiting: list[Exchange] = []
 
@@ -64,7 +71,7 @@ class SharedPage:
 
     def _render(self) -> None:
         try:
-            self._show(InnerExchange("GET", self._path, b"", self._rendered))
+            self._show(InnerExchange("GET", self._path, self._body, self._rendered))
         except Exception:
             # The only one that waits gets the error, and the next viewer asks again.
             self._waiting.clear()

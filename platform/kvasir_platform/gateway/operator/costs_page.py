@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -13,20 +14,27 @@ from kvasir_platform.gateway.costs.budgets import BudgetState
 from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.costs.statement import CostStatement, StatementLine
 from kvasir_platform.gateway.http.exchange import Exchange, LaterAnswers
-from kvasir_platform.gateway.openai.schema.costs import BudgetShown, CostsAsked, CostsLine, CostsPage
+from kvasir_platform.gateway.openai.schema.costs import (
+    BudgetShown,
+    CostsAsked,
+    CostsLine,
+    CostsPage,
+    CostsViewed,
+)
+
+Asked = TypeVar("Asked", CostsAsked, CostsViewed)
 
 COSTS = "/costs"
 MOST_LINES = 20_000
 _DAYS = 7
-_DAYS_SHOWN = CostsAsked(by=("day", "tenant"))
 _UNCOUNTED = msgspec.json.encode(
     CostsPage("", 0, 0, [], [], 0.0, 0.0, 0.0, [], [], stored=True, counted=False)
 )
 
 
 class CostPages:
-    """POST /costs, and a GET for the console, which shows the last days by day and tenant. `costs` is None if
-    they are not counted. Answers come later, since they are read from a store."""
+    """POST /costs, and a GET with CostsViewed as its body for the console. `costs` is None if they are not
+    counted. Answers come later, since they are read from a store."""
 
     def __init__(self, costs: CostKeeper | None, wall: Callable[[], float] = time.time) -> None:
         self._costs = costs
@@ -45,8 +53,8 @@ class CostPages:
                 status=404,
                 code="costs_disabled",
             )
-        asked = _DAYS_SHOWN if console else _decoded(exchange.request.body)
-        now = self._wall()
+        now, body = self._wall(), exchange.request.body
+        asked = _viewed(costs, now, body) if console else _decoded(body, CostsAsked)
         until = now if asked.until is None else asked.until
         since = until - _DAYS * DAY_S if asked.since is None else asked.since
         if not now - costs.retention_s - DAY_S <= since < until <= now + HOUR_S:
@@ -71,10 +79,17 @@ async def _answer(costs: CostKeeper, since: int, until: int, by: Sequence[str]) 
     return msgspec.json.encode(_page(costs, found, since, until, by))
 
 
-def _decoded(body: bytes) -> CostsAsked:
+def _viewed(costs: CostKeeper, now: float, body: bytes) -> CostsAsked:
+    """Return what to ask for, within the hours that are kept."""
+    viewed = _decoded(body, CostsViewed)
+    since = now - min(viewed.days * DAY_S, costs.retention_s)
+    return CostsAsked(since=since, by=("day", viewed.by))
+
+
+def _decoded(body: bytes, kind: type[Asked]) -> Asked:
     """Raise RequestError that names the field."""
     try:
-        asked = msgspec.json.decode(body or b"{}", type=CostsAsked)
+        asked = msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
         raise RequestError(f"The body is invalid: {error}.", code="invalid_type") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -7,6 +7,8 @@ from typing import Literal
 from msgspec import Struct
 
 CostDimension = Literal["day", "hour", "tenant", "key", "model", "slo", "pool"]
+ViewedDimension = Literal["tenant", "key", "model", "slo", "pool"]
+ViewedDays = Literal[1, 7, 30, 90]
 
 
 class CostsAsked(Struct, forbid_unknown_fields=True):
@@ -16,6 +18,13 @@ class CostsAsked(Struct, forbid_unknown_fields=True):
     since: float | None = None
     until: float | None = None
     by: tuple[CostDimension, ...] = ("tenant",)
+
+
+class CostsViewed(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the console shows: costs of the last `days`, as far as they are kept, by day and by `by`."""
+
+    by: ViewedDimension = "tenant"
+    days: ViewedDays = 7
 
 
 class CostsLine(Struct):

@@ -1,5 +1,6 @@
-// What tenants cost, what is left of their budgets, and how much time of workers nobody used.
+// What tenants, keys, models, SLO classes and pools cost, what is left of budgets, and how much time of workers nobody used.
 
+import { useState } from "preact/hooks";
 import { Bar, Empty, Figure, Section } from "../parts/basics";
 import { Table, type Column } from "../parts/table";
 import { count, percent, seconds } from "../lib/format";
@@ -13,10 +14,17 @@ interface Day {
   idle: number;
 }
 
+const GROUPS: Record<string, string> = { tenant: "tenant", key: "API key", model: "model", slo: "SLO class", pool: "pool" };
+const PERIODS: Record<string, string> = { "1": "last 24 hours", "7": "last 7 days", "30": "last 30 days", "90": "last 90 days" };
+const WEEK = 7;
+
 export function Costs() {
-  const { data, error } = useFeed<CostPage>("console/costs", undefined, undefined, 10_000);
-  if (data === null) return <Section title="Costs">{error === null ? <Empty title="Reading the costs …" /> : <Empty title="The costs cannot be read.">{error.message}</Empty>}</Section>;
-  if (!data.counted)
+  const [by, setBy] = useState("tenant");
+  const [days, setDays] = useState("7");
+  // Longer periods take the router more time to read, and change little.
+  const interval_ms = Number(days) > WEEK ? 60_000 : 10_000;
+  const { data, error } = useFeed<CostPage>(`console/costs?by=${by}&days=${days}`, undefined, undefined, interval_ms);
+  if (data?.counted === false)
     return (
       <Section title="Costs">
         <Empty title="Costs are not counted.">
@@ -24,10 +32,43 @@ export function Costs() {
         </Empty>
       </Section>
     );
+  return (
+    <>
+      <div class="tools bare">
+        <Choice label="Costs by" name="by" options={GROUPS} value={by} on={setBy} />
+        <Choice label="Period" name="days" options={PERIODS} value={days} on={setDays} />
+      </div>
+      {data === null ? (
+        <Section title="Costs">{error === null ? <Empty title="Reading the costs …" /> : <Empty title="The costs cannot be read.">{error.message}</Empty>}</Section>
+      ) : (
+        <Statement data={data} />
+      )}
+    </>
+  );
+}
+
+function Choice({ label, name, options, value, on }: { label: string; name: string; options: Record<string, string>; value: string; on: (value: string) => void }) {
+  return (
+    <label>
+      {label}{" "}
+      <select name={name} value={value} onChange={(event) => on(event.currentTarget.value)}>
+        {Object.entries(options).map(([each, text]) => (
+          <option key={each} value={each}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function Statement({ data }: { data: CostPage }) {
+  const by = data.by.find((each) => each !== "day") ?? "tenant";
+  const group = GROUPS[by] ?? by;
   const money = (value: number): string => `${amount(value)} ${data.currency}`;
   const part = (kind: string): number => data.lines.filter((each) => each.kind === kind).reduce((sum, each) => sum + each.seconds, 0);
   const share = (kind: string): string => percent(data.device_seconds === 0 ? null : part(kind) / data.device_seconds);
-  const since = new Date(data.since * 1000).toISOString().slice(0, 10);
+  const since = new Date(data.since * 1000).toISOString().slice(0, 16).replace("T", " ");
   return (
     <>
       <div class="figures">
@@ -40,7 +81,7 @@ export function Costs() {
         title="Costs"
         aside={
           <span class="quiet">
-            since {since} (UTC), charged when requests end; <code>kvasir cost</code> shows keys, models and other times
+            since {since} (UTC), charged when requests end; <code>kvasir cost</code> combines groups, and shows other times
           </span>
         }
       >
@@ -54,7 +95,7 @@ export function Costs() {
             No price is known for the GPUs of {data.unpriced.join(", ")}: name them in <code>cost.prices</code>.
           </p>
         )}
-        <Table rows={byTenant(data.lines)} columns={tenantColumns(money, data.cost)} keyOf={(each) => each.names["tenant"] ?? ""} label="Costs by tenant" sorted="cost" />
+        <Table key={by} rows={byGroup(data.lines, by)} columns={groupColumns(by, group, money, data.cost)} keyOf={(each) => each.names[by] ?? ""} label={`Costs by ${group}`} sorted="cost" />
       </Section>
       {data.budgets.length > 0 && (
         <Section title="Budgets">
@@ -75,14 +116,14 @@ function amount(value: number): string {
 
 const SUMMED = ["requests", "prompt_tokens", "cached_tokens", "output_tokens", "prefill_s", "decode_s", "kv_s", "transfer_s", "seconds", "cost"] as const;
 
-function byTenant(lines: readonly CostLine[]): CostLine[] {
+function byGroup(lines: readonly CostLine[], by: string): CostLine[] {
   const found = new Map<string, CostLine>();
   for (const line of lines) {
     if (line.kind !== "usage") continue;
-    const tenant = line.names["tenant"] ?? "";
-    const known = found.get(tenant);
-    if (known === undefined) found.set(tenant, { ...line });
-    else for (const name of SUMMED) known[name] += line[name];
+    const name = line.names[by] ?? "";
+    const known = found.get(name);
+    if (known === undefined) found.set(name, { ...line });
+    else for (const each of SUMMED) known[each] += line[each];
   }
   return [...found.values()];
 }
@@ -100,7 +141,7 @@ function byDay(lines: readonly CostLine[]): Day[] {
 
 type Money = (value: number) => string;
 
-function tenantColumns(money: Money, total: number): Column<CostLine>[] {
+function groupColumns(by: string, group: string, money: Money, total: number): Column<CostLine>[] {
   const time = (name: string, read: (each: CostLine) => number, title: string): Column<CostLine> => ({
     name,
     number: true,
@@ -109,7 +150,7 @@ function tenantColumns(money: Money, total: number): Column<CostLine>[] {
     show: (each) => seconds(read(each)),
   });
   return [
-    { name: "tenant", value: (each) => each.names["tenant"] ?? "" },
+    { name: group, value: (each) => each.names[by] || "none" },
     { name: "requests", number: true, value: (each) => each.requests, show: (each) => count(each.requests) },
     {
       name: "cached",
