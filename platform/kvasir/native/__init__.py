@@ -26,7 +26,6 @@ try:
         PREDICTED,
         SLOTS,
         Fan,
-        Figures,
         Lane,
         PrefixTree,
         ProcessRead,
@@ -68,7 +67,6 @@ except ImportError:  # no compiler when it was installed
         copy_pieces,
     )
     from kvasir.native._twin_costs import cost_pairs, cost_terms
-    from kvasir.native._twin_figures import Figures  # type: ignore[assignment]
     from kvasir.native._twin_framing import frame_piece, http_chunk
     from kvasir.native._twin_lanes import (  # type: ignore[assignment]
         Fan,
@@ -92,7 +90,6 @@ __all__ = [
     "PREDICTED",
     "SLOTS",
     "Fan",
-    "Figures",
     "Lane",
     "PrefixTree",
     "ProcessRead",

@@ -1,5 +1,5 @@
-"""The contract of the native module and of its Python twins `_twin`, `_twin_bytes`, `_twin_costs`,
-`_twin_figures`, `_twin_framing`, `_twin_lanes`, `_twin_process` and `_twin_sockets`: same names and results,
+"""The contract of the native module and of its Python twins `_twin`, `_twin_bytes`,
+`_twin_costs`, `_twin_framing`, `_twin_lanes`, `_twin_process` and `_twin_sockets`: same names, same results,
 except that no lane of the twin is ever open.
 
 Buffers of block names, addresses and lengths are one-dimensional, contiguous, of 8-byte unsigned items
@@ -57,14 +57,6 @@ def cost_pairs(
     cost. Shape prefills x decodes. `excess_s` is by how much longer the transfer of each pair takes than the
     terms say. `promise`: the promised TTFT in seconds, and of CostWeights within, steepest and work. Raises
     ValueError for a row that is none."""
-
-class Figures:
-    """Numbers of many objects as columns. `paths` are attributes of an object, as of operator.attrgetter."""
-
-    def __init__(self, paths: Sequence[str]) -> None: ...
-    def of(self, objects: Sequence[object]) -> FloatColumn:
-        """The numbers that the attributes are, NaN for None, in a row for each path: paths x objects. Raises
-        AttributeError for an object without one, and TypeError or ValueError for what is no number."""
 
 CHECKSUM_SEED: int
 """The checksum of a group of no pieces."""

@@ -9,7 +9,6 @@
 #include "bytes/process.hpp"
 #include "bytes/sockets.hpp"
 #include "decide/costs.hpp"
-#include "figures.hpp"
 #include "hash.hpp"
 #include "items.hpp"
 #include "index/shadow.hpp"
@@ -198,7 +197,6 @@ PYBIND11_MODULE(_native, m) {
   bind_tree(m);
   bind_shadow(m);
   kvasir::bind_costs(m);
-  kvasir::bind_figures(m);
   kvasir::bind_framing(m);
   kvasir::bind_progress(m);
   kvasir::bind_lanes(m);

@@ -4,13 +4,14 @@ A claim is the time that a request's work took of a worker, by the figures that 
 and the rates that the router has measured. Claims of a pool are then scaled to the time in which its workers
 were busy, so that only their proportions matter. The rule and its sources are in ADR 43.
 
-Claims are made of many requests at once, in columns: one by one, they take three times as long.
+Claims are made of many requests at once, in columns: one by one, they take twice as long.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.demand import WorkerStats
-from kvasir.native import Figures
 from kvasir.ports.router import LostAttempt, RequestSummary
 from kvasir.ports.stores.costs import WorkSums
 from kvasir.telemetry.reasons import OK
@@ -30,26 +30,24 @@ CHARGED = frozenset(
 
 Floats = NDArray[np.float64]
 """A column with a figure of each request."""
-_FIGURES = Figures(
-    (
-        "started_s",
-        "finished_s",
-        "prefill_done_s",
-        "first_token_s",
-        "pulled_s",
-        "tier_s",
-        "usage.prompt_tokens",
-        "usage.cached_tokens",
-        "usage.output_tokens",
-        "prompt_tokens",
-        "predicted_cached_tokens",
-        "sent_tokens",
-        "choices",
-    )
+_FIGURES = (
+    "started_s",
+    "finished_s",
+    "pulled_s",
+    "tier_s",
+    "usage.prompt_tokens",
+    "usage.cached_tokens",
+    "usage.output_tokens",
+    "prompt_tokens",
+    "predicted_cached_tokens",
+    "sent_tokens",
+    "choices",
 )
-_TIMES = 6
-"""The first of them are times."""
-_RATES = Figures(("prefill_token_s", "step_fixed_s", "step_stream_s", "kv_tokens"))
+"""Those that every request has, times first."""
+_TIMES = 4
+_figures_of = attrgetter(*_FIGURES)
+_rates_of = attrgetter("prefill_token_s", "step_fixed_s", "step_stream_s", "kv_tokens")
+_UNKNOWN = (0.0, 0.0, 0.0, 0.0)
 
 
 class Claim(NamedTuple):
@@ -124,9 +122,12 @@ def paired_claims(
 ) -> PairedClaims:
     """Return the claims of the last attempts of requests that have some. `kind` says which of `kinds` each of
     them is, and `workers` has what is known of each worker."""
-    times, tokens = np.split(_FIGURES.of(summaries), [_TIMES])
-    begin, end, done, first, moved, tier = times
+    flat = np.fromiter(chain.from_iterable(map(_figures_of, summaries)), np.float64)
+    times, tokens = np.split(flat.reshape(len(summaries), len(_FIGURES)).T, [_TIMES])
+    begin, end, moved, tier = times
     used, used_cached, generated, prompt, cached, sent, choices = tokens
+    done = np.array([each.prefill_done_s for each in summaries], np.float64)
+    first = np.array([each.first_token_s for each in summaries], np.float64)
     prompt, cached = np.where(used > 0, used, prompt), np.where(used > 0, used_cached, cached)
     output = np.maximum(generated, sent)
     prefills = np.array([each.prefiller is not None for each in kinds])[kind]
@@ -171,12 +172,9 @@ def paired_claims(
 
 
 def _rates(names: Sequence[str | None], workers: Mapping[str, WorkerStats]) -> Floats:
-    """Return a row for each of _RATES, with a column for each worker; zeros for an unknown one."""
+    """Return a row for each of _rates_of, with a column for each worker; zeros for an unknown one."""
     known = [None if name is None else workers.get(name) for name in names]
-    rates = np.zeros((4, len(names)))
-    at = [place for place, each in enumerate(known) if each is not None]
-    rates[:, at] = _RATES.of([each for each in known if each is not None])
-    return rates
+    return np.array([_UNKNOWN if each is None else _rates_of(each) for each in known], np.float64).T
 
 
 def _held(tokens: Floats, kv_tokens: Floats) -> Floats:

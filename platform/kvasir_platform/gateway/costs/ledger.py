@@ -1,7 +1,7 @@
 """What a router has to write of its requests and workers: sums by group, and the hours of each worker.
 
-A request is added once, when it ends, without I/O. Many are divided among groups at once, which takes about
-two microseconds for each. Everything is bounded: groups beyond MOST_GROUPS of an hour lose their key and SLO
+A request is added once, when it ends, without I/O. Many are divided among groups at once, which takes a few
+microseconds for each. Everything is bounded: groups beyond MOST_GROUPS of an hour lose their key and SLO
 class, and hours that are over are dropped.
 """
 
@@ -41,7 +41,7 @@ KEPT_HOURS = 3
 """Hours to which a request that ends is divided. What it did before them counts for the first."""
 _REFRESH_S = 1.0
 _TOGETHER = 128
-"""Requests that are divided at once: for streams, a pause of a quarter of a millisecond."""
+"""Requests that are divided at once: for streams, a pause of a third of a millisecond."""
 _PHASES = ("prefill", "decode", "kv", "transfer", "wasted")
 
 
