@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INCOMPLETE = "kv_incomplete"
 PART_BLOCKS = 2048
-"""Blocks in a part of a snapshot: a router takes half a millisecond for it, and decides nothing then."""
+"""Blocks in a part of a snapshot. A router takes in a part at once, and decides nothing meanwhile."""
 
 _NAME_BYTES = 8
 _RECORD_BYTES = 16

@@ -6,8 +6,7 @@ they choose becomes the body of the page's request, which also reaches a router 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from urllib.parse import parse_qsl
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -33,7 +32,7 @@ class CostViews:
     def serve(self, exchange: Exchange) -> None:
         """Respond at once or later. Raise RequestError 400 for a choice that there is not, CapacityError if
         too many wait for the page."""
-        viewed = _viewed(exchange.request.query)
+        viewed = _viewed(exchange.request.query_fields)
         page = self._pages.pop(viewed, None)
         if page is None:
             body = msgspec.json.encode(viewed)
@@ -45,10 +44,9 @@ class CostViews:
         page.serve(exchange)
 
 
-def _viewed(query: bytes) -> CostsViewed:
-    given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+def _viewed(given: Mapping[str, str]) -> CostsViewed:
     try:
         # Texts of a query are numbers where the type says so.
-        return msgspec.convert(dict(given), CostsViewed, strict=False)
+        return msgspec.convert(given, CostsViewed, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"The query is invalid: {error}.", code="invalid_value") from None

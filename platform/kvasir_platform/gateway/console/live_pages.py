@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import parse_qs
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError
 from kvasir_platform.gateway.http.exchange import EVENT_STREAM, Exchange
@@ -50,7 +49,7 @@ class LivePages:
 
     def serve(self, exchange: Exchange) -> None:
         """Begin a stream. Raise CapacityError if there are too many, RequestError 400 for an unknown page."""
-        paths = self._wanted(exchange.request.query)
+        paths = self._wanted(exchange.request.query_fields.get("pages"))
         if exchange.request.method == "HEAD":
             exchange.respond(200, b"", EVENT_STREAM)
             return
@@ -64,11 +63,10 @@ class LivePages:
             self._set_timer()
         self._show([viewer])
 
-    def _wanted(self, query: bytes) -> frozenset[str]:
-        asked = parse_qs(query.decode("ascii", "replace"), keep_blank_values=True).get("pages")
+    def _wanted(self, asked: str | None) -> frozenset[str]:
         if asked is None:
             return frozenset(self._pages)
-        wanted = frozenset(f"/{name}" for names in asked for name in names.split(","))
+        wanted = frozenset(f"/{name}" for name in asked.split(","))
         if not wanted <= self._pages.keys():
             known = ", ".join(path.strip("/") for path in self._pages)
             raise RequestError(f"pages: a list of {known}, separated by commas.", param="pages")

@@ -41,7 +41,7 @@ KEPT_HOURS = 3
 """Hours to which a request that ends is divided. What it did before them counts for the first."""
 _REFRESH_S = 1.0
 _TOGETHER = 128
-"""Requests that are divided at once: for streams, a pause of a third of a millisecond."""
+"""Requests that are divided at once, for which streams wait."""
 _PHASES = ("prefill", "decode", "kv", "transfer", "wasted")
 
 

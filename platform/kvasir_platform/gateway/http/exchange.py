@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol
+from urllib.parse import parse_qsl
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.values import value
@@ -46,6 +47,11 @@ class HttpRequest:
     """Whether the peer understands chunked answers (HTTP/1.1)."""
     query: bytes = b""
     """What follows the path's `?`, as sent."""
+
+    @property
+    def query_fields(self) -> dict[str, str]:
+        """The fields of the query, empty ones too; of one that is repeated, the last."""
+        return dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True))
 
 
 def _chunk(frame: bytes) -> bytes:
