@@ -57,7 +57,7 @@ class CatchUpLimits:
 
     pending_batches: int = 4096
     pending_bytes: int = 8 << 20
-    slice_blocks: int = 8192
+    slice_blocks: int = 4096
     pace_s: float = 0.001
     backoff_min_s: float = 0.05
     backoff_max_s: float = 5.0
