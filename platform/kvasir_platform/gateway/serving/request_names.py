@@ -5,13 +5,7 @@ A client may send one id twice, and a call with several prompts is several reque
 
 from __future__ import annotations
 
-import msgspec
-
-from kvasir.ports.views.packed import PackedRows
-
-_TOGETHER = 64
-"""Calls that are added at once, while code and data are in the processor's caches."""
-_NAMES = msgspec.msgpack.Decoder(tuple[str, ...])
+from collections import deque
 
 
 class RequestNames:
@@ -19,23 +13,17 @@ class RequestNames:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._kept = PackedRows(capacity)
-        self._newest: list[tuple[str, tuple[str, ...]]] = []
+        # Of each call: in two rings, as a pair would be an object more for each of thousands of calls. There
+        # is no index, as few of them are ever looked up.
+        self._client_ids: deque[str] = deque(maxlen=capacity)
+        self._names: deque[tuple[str, ...]] = deque(maxlen=capacity)
 
     def note(self, client_id: str, names: tuple[str, ...]) -> None:
         """Register a call; a later call replaces an earlier one with the same id."""
-        if not self.capacity:
-            return
-        self._newest.append((client_id, names))
-        if len(self._newest) >= _TOGETHER:
-            self._add()
+        self._client_ids.append(client_id)
+        self._names.append(names)
 
     def find(self, client_id: str) -> tuple[str, ...]:
         """Return the router's ids; for an unknown id, the id itself, which may be one of the router's."""
-        self._add()
-        row = self._kept.find(client_id)
-        return (client_id,) if row is None else _NAMES.decode(self._kept.value(row))
-
-    def _add(self) -> None:
-        newest, self._newest = self._newest, []
-        self._kept.add([client_id for client_id, _ in newest], [names for _, names in newest])
+        latest_first = zip(reversed(self._client_ids), reversed(self._names), strict=True)
+        return next((names for each, names in latest_first if each == client_id), (client_id,))
