@@ -40,7 +40,7 @@ OTHER = "(other)"
 KEPT_HOURS = 3
 """Hours to which a request that ends is divided. What it did before them counts for the first."""
 _REFRESH_S = 1.0
-_TOGETHER = 128
+_TOGETHER = 256
 """Requests that are divided at once, for which streams wait."""
 _PHASES = ("prefill", "decode", "kv", "transfer", "wasted")
 
