@@ -31,25 +31,30 @@ _LENGTH = 55
 _SAMPLED_DIGITS = frozenset("13579bdf")
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _TOGETHER = 32
-"""Calls whose ids are made at once, which takes less time than one by one."""
+"""Calls whose contexts are made at once, which takes less time than one by one."""
 
 
 @value
 class TraceContext:
     """W3C trace context of one call: the client's `traceparent` and `tracestate`, and the `traceparent` of
     the call's own span; each "" if absent. A call that begins a trace of its own, and was not chosen to be
-    recorded whole, has the tracestate of tail sampling."""
+    recorded whole, has the tracestate of tail sampling. `onward` is the trace context for workers: the
+    nearest traceparent, then a space and the tracestate if there is one."""
 
     parent: str = ""
     state: str = ""
     own: str = ""
+    onward: str = ""
 
-    @property
-    def onward(self) -> str:
-        """The trace context for workers: the parent's traceparent, then a space and the tracestate if there
-        is one."""
-        nearest = self.own or self.parent
-        return f"{nearest} {self.state}" if nearest and self.state else nearest
+    @classmethod
+    def of(cls, parent: str, state: str, own: str = "") -> TraceContext:
+        """Return the context of a call with these headers and this span."""
+        nearest = own or parent
+        return cls(parent, state, own, f"{nearest} {state}" if nearest and state else nearest)
+
+
+UNTRACED = TraceContext()
+"""The context of a call in no trace."""
 
 
 def is_sampled(traceparent: str) -> bool:
@@ -88,20 +93,21 @@ class SpanRecorder:
         self._share = share
         self._most_per_s = most_per_s
         self._second = self._begun = 0
-        self._ids: list[str] = []
+        self._fresh: list[TraceContext] = []
         self._spans = EndedSpans(processor, {"service.name": service}, self._rng)
         self._wall_ns = wall_ns
 
     def begin(self, parent: str = "", state: str = "") -> TraceContext:
         """Return the context of a call that starts under the client's `parent`, if any. A trace that the
         client does not sample is not sampled here."""
-        if not self._ids:
-            self._ids = self._spans.ids(_TOGETHER)
-        fresh = self._ids.pop()
-        trace_id = parent[3:35] if parent else fresh[:_TRACE_DIGITS]
+        if not self._fresh:
+            self._fresh = self._contexts()
+        fresh = self._fresh.pop()
         whole = is_sampled(parent) if parent else self._begins_whole()
-        own = f"00-{trace_id}-{fresh[_TRACE_DIGITS:]}-0{'1' if whole else '0'}"
-        return TraceContext(parent, state if parent or whole else _TAIL, own)
+        if not parent and not whole:
+            return fresh
+        trace_id = (parent or fresh.own)[3:35]
+        return TraceContext.of(parent, state, f"00-{trace_id}-{fresh.own[36:52]}-0{'1' if whole else '0'}")
 
     def record(
         self,
@@ -146,6 +152,14 @@ class SpanRecorder:
         """Export pending spans, within the timeout of the exporter."""
         self._spans.close()
 
+    def _contexts(self) -> list[TraceContext]:
+        """Return contexts of calls that begin traces of their own, and are not recorded whole."""
+        found = []
+        for digits in self._spans.ids(_TOGETHER):
+            own = f"00-{digits[:_TRACE_DIGITS]}-{digits[_TRACE_DIGITS:]}-00"
+            found.append(TraceContext("", _TAIL, own, f"{own} {_TAIL}"))
+        return found
+
     def _begins_whole(self) -> bool:
         if self._share < 1.0 and self._rng.random() >= self._share:
             return False
@@ -181,7 +195,17 @@ class EndedSpans:
         self._rng = rng
         self._trace = trace
         self._make = ReadableSpan
-        self._resource = Resource.create(resource)
+        described = Resource.create(resource)
+        number = hash(described)
+
+        class HashedResource(Resource):
+            """Of each span, the exporter asks for this hash, for which the SDK writes the attributes as JSON:
+            half of what an export takes."""
+
+            def __hash__(self) -> int:
+                return number
+
+        self._resource = HashedResource(described.attributes, described.schema_url)
         self._scope = InstrumentationScope("kvasir")
         self._propagator = TraceContextTextMapPropagator()
         self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)

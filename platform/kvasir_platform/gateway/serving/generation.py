@@ -20,12 +20,11 @@ from kvasir.ports.router import Lane, RequestPort, RequestSummary
 from kvasir.telemetry.histogram import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
-from kvasir.telemetry.spans import SpanRecorder, TraceContext
+from kvasir.telemetry.spans import UNTRACED, SpanRecorder, TraceContext
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.openai.answer import Answer, add_usage
 
 _log = logging.getLogger(__name__)
-_UNTRACED = TraceContext()
 
 
 class PromptStream:
@@ -127,7 +126,7 @@ class Generation:
         clock: Clock,
         on_end: Callable[[Generation], None],
         replaced: Callable[[KvasirError], bool] | None = None,
-        trace: TraceContext = _UNTRACED,
+        trace: TraceContext = UNTRACED,
     ) -> None:
         self._exchange = exchange
         self._answer = answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kvasir.telemetry.spans import SpanRecorder, TraceContext
+from kvasir.telemetry.spans import UNTRACED, SpanRecorder, TraceContext
 
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEMBER = rb"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
@@ -36,7 +36,9 @@ def trace_of(headers: Mapping[bytes, bytes], spans: SpanRecorder | None) -> Trac
     passed on unchanged. A tracestate without a traceparent is ignored."""
     parent = trace_parent(headers.get(b"traceparent"))
     state = trace_state(headers.get(b"tracestate")) if parent else ""
-    return TraceContext(parent, state) if spans is None else spans.begin(parent, state)
+    if spans is None:
+        return TraceContext.of(parent, state) if parent else UNTRACED
+    return spans.begin(parent, state)
 
 
 def trace_header(trace: TraceContext) -> bytes:
