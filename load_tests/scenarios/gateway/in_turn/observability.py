@@ -15,7 +15,7 @@ from pathlib import Path
 
 from load_tests.report import Row, median
 from load_tests.scenarios.gateway.bodies import SIZES
-from load_tests.scenarios.gateway.measure import Samples, chunk_name, chunks, say, warm_up
+from load_tests.scenarios.gateway.measure import Figures, Samples, chunk_name, chunks, say, warm_up
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import ProcessError
 from load_tests.scenarios.gateway.systems import Stand, await_serving
@@ -30,8 +30,9 @@ BEGINNING = "observability, "
 """How the names of these rows begin."""
 _SHORT = SIZES[0]
 _WARM_UP_SCALE = 0.5
-_PASSES = 3
-"""Requests take a second or two, where streams take six."""
+_PASSES = 9
+_PASS_SCALE = 1 / 3
+"""Of the requests of a measurement: within half a second the machine's speed changes less than in seconds."""
 _MEASURED = ((_SHORT.name, "count", "CPU µs a request"), (chunk_name(DELTAS), "tokens", "CPU µs a chunk"))
 _NOTES = {
     "default": "traces are exported as they are by default; peer: everything off",
@@ -65,15 +66,22 @@ def _measured(folder: Path, number: int, scale: float) -> Samples:
         for system in systems.values():
             await_serving(client, system)
         warm_up(client, list(systems.values()), samples, _WARM_UP_SCALE)
-        client.ask({"do": "round", "scale": scale})
         order = turned(list(systems), number)
+        client.ask({"do": "round", "scale": scale * _PASS_SCALE})
         for kind in (*order, *reversed(order)) * _PASSES:
             samples.add(kind, _SHORT.name, client.ask(systems[kind].order("requests", size=_SHORT.name)))
+        client.ask({"do": "round", "scale": scale})
         for kind in order:
             samples.add(kind, chunk_name(DELTAS), chunks(client, systems[kind], DELTAS, scale))
     if samples.wrong:
         raise ProcessError("; ".join(f"{what}: {why}" for what, why in samples.wrong.items()))
     return samples
+
+
+def _mean(samples: Sequence[Figures], of: str) -> float:
+    """Return the CPU seconds for each of what was counted. A median would leave out what happens every few
+    seconds, as exports of traces do."""
+    return sum(each["cpu_s"] for each in samples) / sum(each[of] for each in samples)
 
 
 def turned(kinds: Sequence[str], number: int) -> list[str]:
@@ -88,9 +96,7 @@ def rows_of(starts: Sequence[Samples]) -> list[Row]:
     """Return a row of each figure of each kind of router, from the samples of each start by kind."""
     rows = []
     for what, of, unit in _MEASURED:
-        cpu = {
-            kind: [median(each.cpu(kind, what, of))[0] * 1e6 for each in starts] for kind in ("off", *_NOTES)
-        }
+        cpu = {kind: [_mean(each.of(kind, what), of) * 1e6 for each in starts] for kind in ("off", *_NOTES)}
         both = [(one + other) / 2 for one, other in zip(cpu["off"], cpu["control"], strict=True)]
         for kind, note in _NOTES.items():
             value, spread = median(cpu[kind])
