@@ -23,7 +23,7 @@ from kvasir_router.decide.regret import (
 )
 from kvasir_router.fleet.decision_entry import DecisionEntry
 
-JUDGED_PER_S = 5.0
+JUDGED_PER_S = 10.0
 """Decisions that a router judges for each model in a second, without being asked."""
 
 

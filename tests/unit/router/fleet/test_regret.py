@@ -347,7 +347,7 @@ def test_a_busy_router_judges_a_bounded_number_of_decisions_a_second() -> None:
         taken = sum(budget.take(1000.0 + second + each / 1000) for each in range(1000))
         assert taken <= 2 * JUDGED_PER_S
         assert second == 0 or taken == pytest.approx(JUDGED_PER_S, abs=1)
-    assert sum(budget.take(1003.0 + each / 4) for each in range(100)) == 100
+    assert sum(budget.take(1003.0 + each / 5) for each in range(100)) == 100
 
 
 def test_a_decision_beyond_the_budget_is_judged_when_its_record_is_asked_for(
