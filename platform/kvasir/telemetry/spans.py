@@ -199,8 +199,8 @@ class EndedSpans:
         number = hash(described)
 
         class HashedResource(Resource):
-            """Of each span, the exporter asks for this hash, for which the SDK writes the attributes as JSON:
-            half of what an export takes."""
+            """The exporter asks for the hash of each span's resource, for which the SDK would write the
+            attributes as JSON every time."""
 
             def __hash__(self) -> int:
                 return number
