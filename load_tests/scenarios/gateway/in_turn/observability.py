@@ -32,7 +32,8 @@ _SHORT = SIZES[0]
 _WARM_UP_SCALE = 0.5
 _PASSES = 9
 _PASS_SCALE = 1 / 3
-"""Of the requests of a measurement: within half a second the machine's speed changes less than in seconds."""
+"""Part of the requests of a measurement: the shorter each is, the less the machine's speed differs between
+routers."""
 _MEASURED = ((_SHORT.name, "count", "CPU µs a request"), (chunk_name(DELTAS), "tokens", "CPU µs a chunk"))
 _NOTES = {
     "default": "traces are exported as they are by default; peer: everything off",
@@ -81,7 +82,7 @@ def _measured(folder: Path, number: int, scale: float) -> Samples:
 def _mean(samples: Sequence[Figures], of: str) -> float:
     """Return the CPU seconds for each of what was counted. A median would leave out what happens every few
     seconds, as exports of traces do."""
-    return sum(each["cpu_s"] for each in samples) / sum(each[of] for each in samples)
+    return float(sum(each["cpu_s"] for each in samples) / sum(each[of] for each in samples))
 
 
 def turned(kinds: Sequence[str], number: int) -> list[str]:
