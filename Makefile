@@ -30,6 +30,8 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* pla
 FAST := -n 3 --dist loadfile --no-loadscope-reorder
 # Tests that share an engine or a deployment stay in one process, the longest groups first (tests/kit/suite/schedule.py).
 SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
+# What fails in one part is named at the end of the other as well.
+FAILURES := build/test-failures.txt
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
@@ -85,8 +87,9 @@ ifneq ($(ARGS),)
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@failed=0; \
-	$(BIN)/python -m pytest -m "not slow" $(FAST) || failed=$$?; \
-	$(BIN)/python -m pytest -m slow $(SLOW) || failed=$$?; \
+	rm -f $(FAILURES); \
+	$(BIN)/python -m pytest -m "not slow" $(FAST) --failures $(FAILURES) || failed=$$?; \
+	$(BIN)/python -m pytest -m slow $(SLOW) --failures $(FAILURES) || failed=$$?; \
 	exit $$failed
 endif
 

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 from tests.kit.suite.durations import Durations
+from tests.kit.suite.failures import Failures
 from tests.kit.suite.schedule import GroupEnds, GroupScheduling, may_be_slow, order_of
 from tests.kit.suite.started import Starts
 
@@ -33,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run what belongs in a nightly job: tests marked soak, and scaled tests at full scale",
     )
+    parser.addoption(
+        "--failures",
+        type=Path,
+        metavar="FILE",
+        help="add what fails to FILE, and print at the end what runs before this one added",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,7 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if nightly else "change")
     config.pluginmanager.register(GroupEnds(), "group-ends")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Durations("soak" if nightly else None))
+        file = config.getoption("--failures")
+        failures = Failures(file) if file else None
+        if failures is not None:
+            config.pluginmanager.register(failures)
+        config.pluginmanager.register(Durations("soak" if nightly else None, failures))
         config.pluginmanager.register(Starts())
 
 

@@ -1,21 +1,29 @@
 """Test durations: the slowest tests and groups, and seconds per folder against a budget, written to a file.
 
-A budget is three times what a folder takes on two idle cores, so that a busy machine stays within it, and a
-test that makes its folder several times slower does not.
+A budget is three times what a folder takes on two idle cores, and a test that makes its folder several times
+slower exceeds it. On a slower machine every folder takes more, and so may every folder: the median of what
+folders take of their budgets, which is a third on two idle cores, says how much slower a machine is.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
 import pytest
+from tests.kit.suite.failures import Failures
 from tests.kit.suite.schedule import group_of
 
 ROOT = Path(__file__).resolve().parents[3]
 BUDGETS = ROOT / "tests" / "budgets.toml"
 SLOWEST = 50
+TIMES_IDLE = 3
+_FEWEST_FOLDERS = 8
+"""The median of fewer says more of the folders than of the machine."""
+_MOST_SLOWNESS = 2.0
 
 
 def folder_of(test: str) -> str:
@@ -25,11 +33,31 @@ def folder_of(test: str) -> str:
     return "/".join(parts[: min(depth, len(parts) - 1)])
 
 
+def slowness(taken: Mapping[str, float], budgets: Mapping[str, float]) -> float:
+    """How many times slower than two idle cores the machine was by what its folders took, from 1 to 2."""
+    parts = [seconds / budgets[folder] for folder, seconds in taken.items() if folder in budgets]
+    if len(parts) < _FEWEST_FOLDERS:
+        return 1.0
+    return min(max(1.0, TIMES_IDLE * median(parts)), _MOST_SLOWNESS)
+
+
+def over_budget(kind: str, taken: Mapping[str, float], budgets: Mapping[str, float]) -> list[str]:
+    """Describe each folder that took more than its budget on a machine as slow as this one."""
+    slower = slowness(taken, budgets)
+    return [
+        f"{folder}, {kind} tests: {seconds:.0f} s, and their budget in tests/budgets.toml is "
+        f"{budgets[folder]} s, on this machine {budgets[folder] * slower:.0f} s"
+        for folder, seconds in taken.items()
+        if folder in budgets and seconds > budgets[folder] * slower
+    ]
+
+
 class Durations:
     """Sums the phases of each test, of fast and slow ones apart, or as `kind` if it is given."""
 
-    def __init__(self, kind: str | None = None) -> None:
+    def __init__(self, kind: str | None = None, failures: Failures | None = None) -> None:
         self._kind = kind
+        self._failures = failures
         self._tests: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -53,18 +81,20 @@ class Durations:
 
     def over_budget(self) -> list[str]:
         """Describe each folder that exceeded its budget."""
-        all_budgets = tomllib.loads(BUDGETS.read_text())
+        budgets = tomllib.loads(BUDGETS.read_text())
         return [
-            f"{folder}, {kind} tests: {taken:.0f} s, and their budget in tests/budgets.toml is {budget} s"
+            each
             for kind in self._tests
-            for folder, taken in self.folders(kind).items()
-            if taken > (budget := all_budgets.get(kind, {}).get(folder, float("inf")))
+            for each in over_budget(kind, self.folders(kind), budgets.get(kind, {}))
         ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail an otherwise successful run if a folder is over its budget."""
-        if session.exitstatus == pytest.ExitCode.OK and self.over_budget():
+        over = self.over_budget()
+        if session.exitstatus == pytest.ExitCode.OK and over:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._failures is not None:
+            self._failures.add(f"OVER BUDGET {each}" for each in over)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the files, and print the folders."""
