@@ -30,10 +30,11 @@ BEGINNING = "observability, "
 """How the names of these rows begin."""
 _SHORT = SIZES[0]
 _WARM_UP_SCALE = 0.5
-_PASSES = 9
+_REQUEST_PASSES = 9
+_CHUNK_PASSES = 2
 _PASS_SCALE = 1 / 3
-"""Part of the requests of a measurement: the shorter each is, the less the machine's speed differs between
-routers."""
+"""Part of the requests or the seconds of a measurement: the shorter each is, the less the machine's speed
+differs between routers."""
 _MEASURED = ((_SHORT.name, "count", "CPU µs a request"), (chunk_name(DELTAS), "tokens", "CPU µs a chunk"))
 _NOTES = {
     "default": "traces are exported as they are by default; peer: everything off",
@@ -68,12 +69,12 @@ def _measured(folder: Path, number: int, scale: float) -> Samples:
             await_serving(client, system)
         warm_up(client, list(systems.values()), samples, _WARM_UP_SCALE)
         order = turned(list(systems), number)
+        there_and_back = (*order, *reversed(order))
         client.ask({"do": "round", "scale": scale * _PASS_SCALE})
-        for kind in (*order, *reversed(order)) * _PASSES:
+        for kind in there_and_back * _REQUEST_PASSES:
             samples.add(kind, _SHORT.name, client.ask(systems[kind].order("requests", size=_SHORT.name)))
-        client.ask({"do": "round", "scale": scale})
-        for kind in order:
-            samples.add(kind, chunk_name(DELTAS), chunks(client, systems[kind], DELTAS, scale))
+        for kind in there_and_back * _CHUNK_PASSES:
+            samples.add(kind, chunk_name(DELTAS), chunks(client, systems[kind], DELTAS, scale * _PASS_SCALE))
     if samples.wrong:
         raise ProcessError("; ".join(f"{what}: {why}" for what, why in samples.wrong.items()))
     return samples
