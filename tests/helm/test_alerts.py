@@ -14,6 +14,8 @@ from tests.kit.observability.alert_cases import (
     MINUTE,
     UNEVEN,
     AlertCase,
+    always,
+    appears,
     cached,
     for_long,
     grows,
@@ -64,6 +66,17 @@ def test_stalls_of_one_model_do_not_hide_slow_steps_of_another(tmp_path: Path) -
     late = [requests(90, 10, model) | missed("itl", "decode", 10, model) for model in "ab"]
     series = late[0] | late[1] | spread(ITL, UNEVEN, "a") | spread(ITL, EVEN, "b")
     expected = {"KvasirItlStall": [FIRST], "KvasirItlBatch": [SECOND]}
+    assert wrong_firing(series, MINUTE, expected, tmp_path) == ""
+
+
+def test_the_first_internal_error_of_a_router_fires_though_its_counter_begins_with_it(tmp_path: Path) -> None:
+    bugs = 'kvasir_requests_total{model="%s",outcome="internal_error",instance="%s"}'
+    series = {
+        bugs % ("a", "old"): always(1),
+        bugs % ("a", "new"): appears(),
+        bugs % ("b", "old"): always(1),
+    }
+    expected = {"KvasirInternalErrors": [{"model": "a"}]}
     assert wrong_firing(series, MINUTE, expected, tmp_path) == ""
 
 

@@ -40,6 +40,11 @@ def late(value: float = 1) -> str:
     return f"0x{MINUTE - 10} {value:g}x10"
 
 
+def appears(value: float = 1) -> str:
+    """A counter of which nothing is known until a few minutes before alerts are looked at."""
+    return f"_x{MINUTE - 10} {value:g}x10"
+
+
 def requests(met: float, missed: float, model: str = "m") -> dict[str, str]:
     """Requests a minute that met and that missed their class."""
     return {
