@@ -111,11 +111,11 @@ class Backtest:
     def take(self, sample: LoadSample, now: float) -> None:
         """Simulate the last interval, and size every fleet by the forecast at its end."""
         predicted = np.tile(np.repeat(np.array(sample.predicted), len(MARGINS)), 2)
-        wanted = np.maximum(1.0, np.ceil(predicted * self._margins + sample.spare))
+        need = np.maximum(1.0, predicted * self._margins + sample.spare)
         if self._played_s == 0.0:
             if sample.requests == 0.0:
                 return
-            self._serving = wanted.copy()
+            self._serving = np.ceil(need)
         self._played_s += sample.seconds
         part = max(sample.seconds / self._played_s, 1.0 - math.exp(-sample.seconds / _USUAL_S))
         self._usual += part * (sample.requests / sample.seconds - self._usual)
@@ -128,10 +128,8 @@ class Backtest:
         self._missed = fade * self._missed + late * sample.requests
         self._paid = fade * self._paid + have * sample.seconds
         pressing = wait_s > PRESSING * sample.slack_s
-        wanted = np.where(
-            pressing, np.ceil(wanted + np.minimum(self._backlog / sample.slack_s, predicted)), wanted
-        )
-        size = self._window.hold(wanted, have, now, over_s=sample.over_s, pressing=pressing, calm=self._calm)
+        need = np.where(pressing, np.ceil(need) + np.minimum(self._backlog / sample.slack_s, predicted), need)
+        size = self._window.hold(need, have, now, over_s=sample.over_s, pressing=pressing, calm=self._calm)
         self._resize(size - have, now + sample.start_s)
 
     def choose(self) -> ForecastChoice:

@@ -15,6 +15,9 @@ DAY_S = 86_400.0
 _LATELY_S = 30.0
 _SURGE, _SIGMAS = 1.2, 3.0
 """A load above this multiple of the average exceeds noise, and above this many deviations exceeds chance."""
+_STEEP = 4.0
+"""How many times its excess over noise a load rises at most, so that a load that exceeds noise by little, for
+one interval, starts few replicas."""
 _USUAL_S = 2400.0
 """Seconds over which a predictor's errors are averaged."""
 _LEAST_JUDGED = 12
@@ -78,7 +81,8 @@ class Surge:
         )
         # A count that a Poisson process reaches by chance is not a surge.
         chance = _SIGMAS / math.sqrt(usual * _LATELY_S) if usual > 0.0 else math.inf
-        return lately + (lately - usual) if lately > usual * max(_SURGE, 1.0 + chance) else usual
+        excess = lately - usual * max(_SURGE, 1.0 + chance)
+        return usual + max(0.0, min(2.0 * (lately - usual), _STEEP * excess))
 
 
 class Trend:

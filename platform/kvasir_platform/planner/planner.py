@@ -372,8 +372,10 @@ class Planner:
         # The replicas that work off waiting requests are needed only briefly.
         calm = pool.regrets.take(min(size, whole(desired.upper)), now, over_s) or desired.calm
         brisk = float(have) if pool.brisk is None else pool.brisk
+        # Where a rule has changed the size, that is needed.
+        need = size if size != desired.size else min(size, desired.need)
         restless, many = pool.window.hold(
-            np.array([size, size], float),
+            np.array([need, need], float),
             np.array([brisk, have], float),
             now,
             over_s=over_s,

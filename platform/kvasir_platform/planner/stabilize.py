@@ -5,7 +5,8 @@ start (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988): a pool shrinks t
 for half of a window of two starts. If removed replicas are needed again repeatedly, that is too soon, and the
 pool is calm instead: it shrinks only to the highest size desired within six starts. `backtest` tells whether
 that pays, and a pool is calm in any case after many regrets within the hour, so that an oscillating load soon
-meets a steady pool. A desired size that is near the present one changes nothing while nothing waits.
+meets a steady pool. A desired size that is near the present one changes nothing while nothing waits: a small
+pool starts no replica for a small part of one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 NEAR = 0.1
-"""Relative difference below which a desired size changes nothing: the tolerance of Kubernetes'
+"""Relative difference below which a need changes nothing: the tolerance of Kubernetes'
 HorizontalPodAutoscaler."""
 STARTS = 2.0
 CALM = 3.0
@@ -42,10 +43,11 @@ class DesiredWindow:
     _since_s: float = math.inf
 
     def hold(
-        self, wanted: Many, have: Many, now: float, *, over_s: float, pressing: Which, calm: Which
+        self, need: Many, have: Many, now: float, *, over_s: float, pressing: Which, calm: Which
     ) -> Many:
-        """Return the sizes for the desired ones, in replicas, given the present ones. `pressing`: work waits;
-        `calm`: the window is longer than `over_s`."""
+        """Return the sizes for what is needed, in replicas and parts of one, given the present sizes.
+        `pressing`: work waits; `calm`: the window is longer than `over_s`."""
+        wanted = np.ceil(need)
         self._since_s = min(self._since_s, now)
         self._desired_sizes.append((now, wanted))
         while self._desired_sizes[0][0] < now - CALM * over_s:
@@ -54,7 +56,7 @@ class DesiredWindow:
         lately = desired_sizes[sum(at < now - over_s for at, _ in self._desired_sizes) :]
         half = -np.sort(-lately, axis=0)[len(lately) // 2]
         kept = np.minimum(have, np.maximum(wanted, np.where(calm, desired_sizes.max(axis=0), half)))
-        near = ~pressing & (np.abs(wanted - have) <= NEAR * have)
+        near = ~pressing & (need <= (1.0 + NEAR) * have) & (wanted >= (1.0 - NEAR) * have)
         if now - self._since_s < over_s / 2:
             # Earlier desired sizes are unknown: keep the present size.
             kept = have

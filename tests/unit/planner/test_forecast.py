@@ -77,6 +77,16 @@ def test_what_is_no_surge_is_foreseen_to_be_as_it_was_on_average(value: float) -
     assert fed(Surge("s", 300.0), values).ahead(60.0) == fed(Steady("s", 300.0), values).ahead(60.0)
 
 
+def test_a_load_that_exceeds_noise_by_little_is_foreseen_to_rise_by_little() -> None:
+    def foreseen(value: float) -> float | None:
+        return fed(Surge("s", 1e6), [*[100.0] * 60, *[value] * 4]).ahead(60.0)
+
+    assert foreseen(119.0) == pytest.approx(100.0, abs=0.1)
+    assert foreseen(121.0) == pytest.approx(104.0, abs=0.1)
+    assert foreseen(130.0) == pytest.approx(140.0, abs=0.1)
+    assert foreseen(150.0) == pytest.approx(200.0, abs=0.1)
+
+
 @pytest.mark.parametrize("step_s", [5.0, 10.0, 60.0])
 def test_a_surge_that_lasts_becomes_usual_however_often_it_is_looked_at(step_s: float) -> None:
     surge = fed(Surge("s", 120.0), [10.0] * 100 + [20.0] * int(900 / step_s), step_s)

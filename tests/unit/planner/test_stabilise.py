@@ -19,10 +19,10 @@ class Pool:
         self.window, self.calm, self.over_s = DesiredWindow(), calm, over_s
         self.have, self.now = have, 0.0
 
-    def look(self, wanted: int, *, pressing: bool = False) -> int:
+    def look(self, wanted: float, *, pressing: bool = False) -> int:
         self.now += 10.0
         (held,) = self.window.hold(
-            np.array([float(wanted)]),
+            np.array([wanted], float),
             np.array([float(self.have)]),
             self.now,
             over_s=self.over_s,
@@ -32,7 +32,7 @@ class Pool:
         self.have = int(held)
         return self.have
 
-    def desired(self, wanted: int, looks: int = 1) -> int:
+    def desired(self, wanted: float, looks: int = 1) -> int:
         for _ in range(looks):
             self.look(wanted)
         return self.have
@@ -82,6 +82,13 @@ def test_a_wish_near_to_what_there_is_is_left_alone_while_nothing_waits() -> Non
     assert pool.desired(25) == 25
 
 
+def test_a_small_part_of_a_replica_starts_none_also_in_a_small_pool() -> None:
+    pool = Pool(4)
+    assert pool.desired(4.4, 20) == 4
+    assert pool.look(4.4, pressing=True) == 5
+    assert pool.desired(5.6) == 6
+
+
 def test_what_was_there_before_anything_was_wanted_had_its_reasons() -> None:
     pool = Pool(10)
     assert pool.desired(2, 3) == 10
@@ -109,7 +116,7 @@ def test_what_is_held_lies_between_what_is_wanted_and_what_there_is(
     for wanted, pressing, seconds in desired_sizes:
         now += seconds
         (held,) = window.hold(
-            np.array([float(wanted)]), np.array([float(have)]), now, over_s=OVER_S,
+            np.array([wanted], float), np.array([float(have)]), now, over_s=OVER_S,
             pressing=np.array([pressing]), calm=np.array([calm]),
         )  # fmt: skip
         assert min(wanted, have) <= held <= max(wanted, have)
