@@ -14,6 +14,7 @@ from kvasir_platform.sim.scaling.rivals import SYNC_S, play
 from load_tests.scenarios.autoscale.days import (
     BEGIN,
     BOUNDS,
+    HPA,
     KEEP,
     Case,
     Outcome,
@@ -217,7 +218,7 @@ def _tune_static(trials: Trials) -> None:
 
 
 RIVALS: Mapping[str, Callable[[Trials], None]] = {
-    "hpa": lambda trials: _tune_targets(trials, "hpa", HPA_TARGETS, SEATS),
+    HPA: lambda trials: _tune_targets(trials, HPA, HPA_TARGETS, SEATS),
     "queue": lambda trials: _tune_targets(trials, "queue", QUEUE_TARGETS, STREAMS),
     "ttft": _tune_ttft,
     "static": _tune_static,

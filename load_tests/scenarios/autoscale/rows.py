@@ -8,7 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from load_tests.report import Row, median
-from load_tests.scenarios.autoscale.days import BOUNDS, KEEP, LEVEL, MOST, OURS, Outcome, kind, trace_shapes
+from load_tests.scenarios.autoscale.days import (
+    BOUNDS,
+    HPA,
+    KEEP,
+    LEVEL,
+    MOST,
+    OURS,
+    Outcome,
+    kind,
+    trace_shapes,
+)
+
+MOST_STARTS = 2.0
+"""Of HPA's starts, for the same replica-hours."""
 
 
 def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row]:
@@ -58,18 +71,7 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
             seeds=seeds,
             note="the maximum of the seeds, including starting and draining workers",
         ),
-        Row(
-            f"starts a day, {day}, ours",
-            statistics.median(each.starts for each in mine.values()),
-            "",
-            "lower",
-            spread=_range([each.starts for each in mine.values()]),
-            seeds=seeds,
-            note="; ".join(
-                f"{who} {statistics.median(each.starts for each in outcomes[who].values()):.0f}"
-                for who in sorted(set(outcomes) - {OURS})
-            ),
-        ),
+        _starts(day, mine, outcomes),
         Row(
             f"planning a day, {day}, ours",
             statistics.median(each.planning_s for each in mine.values()),
@@ -81,6 +83,36 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
         ),
     ]
     return rows
+
+
+def _starts(day: str, mine: Mapping[int, Outcome], outcomes: Mapping[str, Mapping[int, Outcome]]) -> Row:
+    """Starts, compared with those of HPA."""
+    seeds = tuple(sorted(mine))
+    row = Row(
+        f"starts a day, {day}, ours",
+        statistics.median(each.starts for each in mine.values()),
+        "",
+        "lower",
+        spread=_range([each.starts for each in mine.values()]),
+        seeds=seeds,
+        note="; ".join(
+            f"{who} {statistics.median(each.starts for each in outcomes[who].values()):.0f}"
+            for who in sorted(set(outcomes) - {OURS})
+        ),
+    )
+    if HPA not in outcomes:
+        return row
+    theirs = outcomes[HPA]
+    ratios = [mine[seed].starts / max(1, theirs[seed].starts) for seed in seeds]
+    hours = [mine[seed].hours / theirs[seed].hours for seed in seeds]
+    return replace(
+        row,
+        peer=statistics.median(each.starts for each in theirs.values()),
+        ratio=statistics.median(ratios),
+        target_ratio=MOST_STARTS,
+        note=f"the peer is hpa, of whose replica-hours ours are {min(hours):.2f} to {max(hours):.2f}; "
+        f"{row.note}",
+    )
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -49,8 +49,8 @@ def fleet(rate: float, seconds: float, sizes: tuple[int, int] = (4, 4)) -> Scale
     )
 
 
-def outcome(kept: float, hours: float) -> Outcome:
-    return Outcome("a setting", kept, hours, most=50, starts=7)
+def outcome(kept: float, hours: float, starts: int = 7) -> Outcome:
+    return Outcome("a setting", kept, hours, most=50, starts=starts)
 
 
 def named(rows: list[Row], name: str) -> Row:
@@ -124,6 +124,16 @@ def test_the_best_rival_that_keeps_the_level_is_the_peer() -> None:
     assert named(rows, "GPU-hours, wave, static").ratio == 2.0
     kept = named(rows, "SLO kept, wave, ours")
     assert (kept.value, kept.met) == (98.5, False)
+
+
+def test_starts_are_compared_with_those_of_hpa() -> None:
+    mine = {2: outcome(0.995, 90.0, 300), 3: outcome(0.995, 104.0, 500), 4: outcome(0.995, 95.0, 100)}
+    found = {"ours": mine, "hpa": {seed: outcome(0.991, 100.0, 200) for seed in mine}}
+    row = named(rows_of("wave", found), "starts a day, wave, ours")
+    assert (row.value, row.peer, row.ratio, row.met) == (300, 200, 1.5, True)
+    assert "of whose replica-hours ours are 0.90 to 1.04" in row.note
+    alone = named(rows_of("wave", {"ours": mine}), "starts a day, wave, ours")
+    assert (alone.value, alone.ratio, alone.met) == (300, None, None)
 
 
 def test_a_rival_that_misses_the_level_is_named_so() -> None:
