@@ -30,7 +30,8 @@ SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* pla
 FAST := -n 3 --dist loadfile --no-loadscope-reorder
 # Tests that share an engine or a deployment stay in one process, the longest groups first (tests/kit/suite/schedule.py).
 SLOW := -n 2 --dist loadgroup --no-loadscope-reorder
-# What fails in one part is named at the end of the other as well.
+# What fails in one part is named at the end of the other as well. Without `=`, pytest takes a file that exists for
+# one of tests.
 FAILURES := build/test-failures.txt
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
@@ -88,8 +89,8 @@ ifneq ($(ARGS),)
 else
 	@failed=0; \
 	rm -f $(FAILURES); \
-	$(BIN)/python -m pytest -m "not slow" $(FAST) --failures $(FAILURES) || failed=$$?; \
-	$(BIN)/python -m pytest -m slow $(SLOW) --failures $(FAILURES) || failed=$$?; \
+	$(BIN)/python -m pytest -m "not slow" $(FAST) --failures=$(FAILURES) || failed=$$?; \
+	$(BIN)/python -m pytest -m slow $(SLOW) --failures=$(FAILURES) || failed=$$?; \
 	exit $$failed
 endif
 

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--failures",
         type=Path,
         metavar="FILE",
-        help="add what fails to FILE, and print at the end what runs before this one added",
+        help="with =: add what fails to FILE, and print at the end what runs before this one added",
     )
 
 
