@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 _THRESHOLDS = (5_000, 5, 4)
 """With Python's own (700, 10, 10), objects of the requests in flight are visited again and again: 2 % of a
-router's time. Collections of the oldest generation stay about as frequent."""
+router's time (by hand). Collections of the oldest generation stay about as frequent."""
 
 
 def freeze_gc() -> None:

@@ -52,6 +52,7 @@ def pytest_configure(config):
 def test_the_last_of_several_runs_names_what_failed_in_those_before(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_failing.py").write_text("def test_that_fails():\n    assert False\n")
+    (tmp_path / "test_broken.py").write_text("import a_module_that_is_missing\n")
     (tmp_path / "test_passing.py").write_text("def test_that_passes():\n    pass\n")
 
     def end(file: str) -> str:
@@ -59,4 +60,7 @@ def test_the_last_of_several_runs_names_what_failed_in_those_before(tmp_path: Pa
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
     assert "failed before" not in end("test_failing.py")
-    assert "test_failing.py::test_that_fails (call)" in end("test_passing.py").partition("failed before")[2]
+    end("test_broken.py")
+    before = end("test_passing.py").partition("failed before")[2]
+    assert "test_failing.py::test_that_fails (call)" in before
+    assert "test_broken.py (collection)" in before

@@ -20,7 +20,7 @@ from tests.kit.suite.schedule import group_of
 ROOT = Path(__file__).resolve().parents[3]
 BUDGETS = ROOT / "tests" / "budgets.toml"
 SLOWEST = 50
-TIMES_IDLE = 3
+_TIMES_IDLE = 3
 _FEWEST_FOLDERS = 8
 """The median of fewer says more of the folders than of the machine."""
 _MOST_SLOWNESS = 2.0
@@ -38,7 +38,7 @@ def slowness(taken: Mapping[str, float], budgets: Mapping[str, float]) -> float:
     parts = [seconds / budgets[folder] for folder, seconds in taken.items() if folder in budgets]
     if len(parts) < _FEWEST_FOLDERS:
         return 1.0
-    return min(max(1.0, TIMES_IDLE * median(parts)), _MOST_SLOWNESS)
+    return min(max(1.0, _TIMES_IDLE * median(parts)), _MOST_SLOWNESS)
 
 
 def over_budget(kind: str, taken: Mapping[str, float], budgets: Mapping[str, float]) -> list[str]:

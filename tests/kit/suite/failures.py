@@ -23,6 +23,11 @@ class Failures:
         if report.failed:
             self._failed.append(f"{report.nodeid} ({report.when})")
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep the name of a file whose tests cannot be collected."""
+        if report.failed:
+            self._failed.append(f"{report.nodeid} (collection)")
+
     def add(self, failures: Iterable[str]) -> None:
         """Keep what failed and is no test."""
         self._failed.extend(failures)

@@ -350,6 +350,14 @@ def test_a_busy_router_judges_a_bounded_number_of_decisions_a_second() -> None:
     assert sum(budget.take(1003.0 + each / 5) for each in range(100)) == 100
 
 
+def test_a_busy_router_judges_several_decisions_one_after_the_other() -> None:
+    budget = JudgementBudget()
+    judged = [number for number in range(10_000) if budget.take(1000.0 + number / 1000)]
+    alone = [number for number in judged if number - 1 not in judged and number + 1 not in judged]
+    assert len(judged) == pytest.approx(10 * JUDGED_PER_S, abs=JUDGED_PER_S)
+    assert alone == []
+
+
 def test_a_decision_beyond_the_budget_is_judged_when_its_record_is_asked_for(
     make_candidates: MakeCandidates,
 ) -> None:
