@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +28,11 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
     """The rows of a day, from the results by scaler and seed. A rival that misses the 99 % with one seed is
     not used as the peer."""
     mine = outcomes[OURS]
-    seeds = tuple(sorted(mine))
     hours = {who: median([each.hours for each in found.values()]) for who, found in outcomes.items()}
     peers = [who for who in outcomes if who != OURS and all(each.good for each in outcomes[who].values())]
     best = min(peers, key=lambda who: hours[who][0], default=None)
     value, spread = hours[OURS]
-    row = Row(
-        f"GPU-hours, {day}, ours", value, "replica-h", "lower", spread=spread, seeds=seeds, note=_story(mine)
-    )
+    row = Row(f"GPU-hours, {day}, ours", value, "replica-h", "lower", spread=spread, note=_story(mine))
     if best is not None:
         peer = hours[best][0]
         note = f"the best rival is {best}; {row.note}"
@@ -43,7 +40,7 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
     rows = [row]
     for who in sorted(set(outcomes) - {OURS}, key=lambda who: hours[who][0]):
         theirs, spread = hours[who]
-        row = Row(f"GPU-hours, {day}, {who}", theirs, "replica-h", "lower", spread=spread, seeds=seeds)
+        row = Row(f"GPU-hours, {day}, {who}", theirs, "replica-h", "lower", spread=spread)
         if who in peers:
             row = replace(row, peer=value, ratio=theirs / value, note=_story(outcomes[who]))
         else:
@@ -58,65 +55,61 @@ def rows_of(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> list[Row
             "higher",
             target=100 * KEEP,
             spread=(min(kept), max(kept)),
-            seeds=seeds,
             note="the minimum of the seeds",
         ),
-        Row(
+        _over_seeds(
             f"most workers alive, {day}, ours",
-            max(each.most for each in mine.values()),
-            "",
-            "lower",
+            [each.most for each in mine.values()],
+            max,
             target=MOST,
-            spread=_range([each.most for each in mine.values()]),
-            seeds=seeds,
             note="the maximum of the seeds, including starting and draining workers",
         ),
-        _starts(day, mine, outcomes),
-        Row(
+        _starts(day, outcomes),
+        _over_seeds(
             f"planning a day, {day}, ours",
-            statistics.median(each.planning_s for each in mine.values()),
-            "CPU s",
-            "lower",
-            spread=_range([each.planning_s for each in mine.values()]),
-            seeds=seeds,
+            [each.planning_s for each in mine.values()],
+            statistics.median,
+            unit="CPU s",
             note="every 15 s, including the simulated fleet's observation",
         ),
     ]
-    return rows
+    return [replace(row, seeds=tuple(sorted(mine))) for row in rows]
 
 
-def _starts(day: str, mine: Mapping[int, Outcome], outcomes: Mapping[str, Mapping[int, Outcome]]) -> Row:
-    """Starts, compared with those of HPA."""
-    seeds = tuple(sorted(mine))
-    row = Row(
-        f"starts a day, {day}, ours",
-        statistics.median(each.starts for each in mine.values()),
-        "",
-        "lower",
-        spread=_range([each.starts for each in mine.values()]),
-        seeds=seeds,
-        note="; ".join(
-            f"{who} {statistics.median(each.starts for each in outcomes[who].values()):.0f}"
-            for who in sorted(set(outcomes) - {OURS})
-        ),
+def _starts(day: str, outcomes: Mapping[str, Mapping[int, Outcome]]) -> Row:
+    """Starts, compared with those of HPA. That ours take no more replica-hours for them is the target of the
+    first row."""
+    mine, theirs = outcomes[OURS], outcomes.get(HPA)
+    others = "; ".join(
+        f"{who} {statistics.median(each.starts for each in outcomes[who].values()):.0f}"
+        for who in sorted(set(outcomes) - {OURS})
     )
-    if HPA not in outcomes:
+    row = _over_seeds(
+        f"starts a day, {day}, ours", [each.starts for each in mine.values()], statistics.median, note=others
+    )
+    if theirs is None:
         return row
-    theirs = outcomes[HPA]
-    ratios = [mine[seed].starts / max(1, theirs[seed].starts) for seed in seeds]
-    hours = [mine[seed].hours / theirs[seed].hours for seed in seeds]
+    hours = [each.hours / theirs[seed].hours for seed, each in mine.items()]
     return replace(
         row,
         peer=statistics.median(each.starts for each in theirs.values()),
-        ratio=statistics.median(ratios),
+        ratio=statistics.median(each.starts / max(1, theirs[seed].starts) for seed, each in mine.items()),
         target_ratio=MOST_STARTS,
-        note=f"the peer is hpa, of whose replica-hours ours are {min(hours):.2f} to {max(hours):.2f}; "
-        f"{row.note}",
+        note=f"the peer is hpa; ours are {min(hours):.2f} to {max(hours):.2f} of its hours; {others}",
     )
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
+def _over_seeds(
+    name: str,
+    values: Sequence[float],
+    chosen: Callable[[Sequence[float]], float],
+    *,
+    unit: str = "",
+    target: float | None = None,
+    note: str,
+) -> Row:
+    spread = min(values), max(values)
+    return Row(name, chosen(values), unit, "lower", target=target, spread=spread, note=note)
 
 
 def _story(found: Mapping[int, Outcome]) -> str:

@@ -131,7 +131,7 @@ def test_starts_are_compared_with_those_of_hpa() -> None:
     found = {"ours": mine, "hpa": {seed: outcome(0.991, 100.0, 200) for seed in mine}}
     row = named(rows_of("wave", found), "starts a day, wave, ours")
     assert (row.value, row.peer, row.ratio, row.met) == (300, 200, 1.5, True)
-    assert "of whose replica-hours ours are 0.90 to 1.04" in row.note
+    assert "ours are 0.90 to 1.04 of its hours" in row.note
     alone = named(rows_of("wave", {"ours": mine}), "starts a day, wave, ours")
     assert (alone.value, alone.ratio, alone.met) == (300, None, None)
 
