@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.kit.lab.processes import descriptors, until_closed
 from tests.kit.sim.cells import CellLinks
 
 from kvasir.clock import MonotonicClock
+from kvasir.collector import gc_paused
 from kvasir.core.errors import ConfigError, ProtocolError
 from kvasir.ports.session import ConnectionLost
 from kvasir.wire.tls import TlsFiles, TlsNames, TlsPaths
@@ -150,6 +153,28 @@ async def test_the_other_end_of_a_closed_link_is_lost(link: Link, side: str) -> 
             await own
     with pytest.raises(ConnectionLost):
         await closed.receive()
+
+
+async def test_a_link_that_was_lost_leaves_nothing_open_for_the_garbage_collector() -> None:
+    async def hang_up(connection: CellConnection, caller: str | None) -> None:
+        return
+
+    server = GrpcCellServer(hang_up, bind="127.0.0.1:0", peers=PEERS, tls=None)
+    dialer = GrpcCellDialer(f"127.0.0.1:{await server.start()}", "kvasir-us", None)
+
+    async def fail() -> None:
+        link = await dialer.dial()
+        with pytest.raises(ConnectionLost):
+            await link.receive()
+        await link.close()
+
+    await fail()
+    before = descriptors(os.getpid())
+    with gc_paused():
+        for _ in range(8):
+            await fail()
+        await until_closed(before)
+    await server.stop()
 
 
 async def test_the_server_knows_which_deployment_calls(tmp_path: Path) -> None:

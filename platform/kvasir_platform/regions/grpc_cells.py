@@ -90,7 +90,8 @@ class GrpcCellLink:
             if code in _REFUSALS:
                 raise ProtocolError(f"the cell refused: {details}", code="cell_refused") from lost
             raise ConnectionLost(f"{code.name}: {details}") from lost
-        raise lost
+        # Raised again here, the same error would be in a cycle with this frame, and keep its connection open.
+        raise ConnectionLost(str(lost)) from lost
 
 
 class GrpcCellDialer:

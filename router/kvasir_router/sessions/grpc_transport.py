@@ -147,9 +147,8 @@ async def _ended(
     return ConnectionLost(f"{code.name}: {details}")
 
 
-def _handshake_failure(lost: ConnectionLost, address: str, tls: DialTls) -> ConnectionLost | ProtocolError:
-    """Return the same loss, or the refusal that gRPC's text about the TLS handshake means."""
-    said = str(lost)
+def _handshake_failure(said: str, address: str, tls: DialTls) -> ConnectionLost | ProtocolError:
+    """Return the refusal that gRPC's text about the TLS handshake means, or a loss."""
     if "Hostname Verification Check failed" in said:
         return ProtocolError(
             f"{address} has no certificate of {tls.expected}, but one of another pool, deployment or trust "
@@ -173,7 +172,7 @@ def _handshake_failure(lost: ConnectionLost, address: str, tls: DialTls) -> Conn
             f"{said}: {address} closed the connection in the handshake; if that persists, it does not accept "
             "the router's certificate, and its log has the reason"
         )
-    return lost
+    return ConnectionLost(said)
 
 
 class GrpcDialer:
@@ -266,9 +265,13 @@ class GrpcDialer:
             )
 
     def _meant(self, error: ConnectionLost | ProtocolError, address: str) -> ConnectionLost | ProtocolError:
-        if self._tls is None or isinstance(error, ProtocolError):
+        """Return what the error means. A loss is a new error: one that is raised from itself is a cycle, and
+        keeps its connection open until garbage is collected."""
+        if isinstance(error, ProtocolError):
             return error
-        return _handshake_failure(error, address, self._tls)
+        if self._tls is None:
+            return ConnectionLost(str(error))
+        return _handshake_failure(str(error), address, self._tls)
 
     def _options(self) -> list[tuple[str, int | str]]:
         limits = self._limits

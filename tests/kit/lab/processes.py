@@ -170,6 +170,14 @@ def descriptors(pid: int) -> int:
         return 0
 
 
+async def until_closed(before: int, within_s: float = 10.0) -> None:
+    """Wait until this process has at most `before` open descriptors; a thread of gRPC's closes connections.
+    Raise TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while descriptors(os.getpid()) > before:
+            await asyncio.sleep(0.01)
+
+
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process; 0 if it has exited."""
     try:
