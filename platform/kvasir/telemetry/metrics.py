@@ -6,12 +6,15 @@ number of series is bounded whatever clients send. Updated and scraped on one ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector
 
 from kvasir.core.demand import PoolPlan
 from kvasir.core.requests import RouteArm
@@ -57,6 +60,8 @@ S = TypeVar("S")
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = b"application/openmetrics-text"
 OPENMETRICS_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
+_END = b"# EOF\n"
+"""The last line of OpenMetrics."""
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
@@ -107,6 +112,16 @@ _AMOUNTS: tuple[tuple[str, str, Callable[[RequestSummary], int]], ...] = (
     ),
 )
 """Counters by model, and what a request that ended adds to each."""
+
+
+class _Shown(Collector):
+    """A metric as what is rendered at once."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> tuple[Metric]:
+        return (self._metric,)
 
 
 class Metrics:
@@ -262,14 +277,14 @@ class Metrics:
         """Return the ITL series of `model`, for callers that observe it once per delta."""
         return self._itl.labels(self._model(model))
 
-    def request_finished(self, summary: RequestSummary) -> None:
-        """Count a request that reached the router, with any outcome."""
+    def request_finished(self, summary: RequestSummary) -> bool | None:
+        """Count a request that reached the router, with any outcome. Return RequestSummary.slo_met."""
+        met = summary.slo_met
         if summary.refused:
             self.request_refused(summary.outcome, summary.model)
-            return
+            return met
         model = self._model(summary.model)
         self._child(self._requests, model, outcome_label(summary.outcome)).inc()
-        met = summary.slo_met
         self._durations(model, summary, met)
         self._quality(model, summary, met)
         if summary.route_arm is not None:
@@ -277,6 +292,7 @@ class Metrics:
         for family, read in self._amounts:
             if amount := read(summary):
                 self._child(family, model).inc(amount)
+        return met
 
     def request_refused(self, code: str, model: str | None = None) -> None:
         """Count a request that was refused before it reached the router."""
@@ -309,12 +325,21 @@ class Metrics:
 
     def render(self) -> bytes:
         """Render all metrics in the text exposition format, version 0.0.4."""
-        return generate_latest(self._registry)
+        return b"".join(self.parts())
 
-    def render_openmetrics(self) -> bytes:
-        """Render all metrics as OpenMetrics 1.0.0, with exemplars."""
-        shown: bytes = generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
-        return shown
+    def parts(self) -> Iterator[bytes]:
+        """Yield what `render` returns, metric by metric: of a large fleet it is as much as streams would have
+        to wait for. Each metric has its values of when it is taken."""
+        for metric in self._registry.collect():
+            yield generate_latest(_Shown(metric))
+
+    def openmetrics_parts(self) -> Iterator[bytes]:
+        """Yield all metrics as OpenMetrics 1.0.0, with exemplars, metric by metric."""
+        for metric in self._registry.collect():
+            # The names need no escaping, for which every character would be looked at.
+            shown: bytes = generate_openmetrics(_Shown(metric), escaping=ALLOWUTF8)  # type: ignore[no-untyped-call]
+            yield shown.removesuffix(_END)
+        yield _END
 
     def definitions(self) -> tuple[MetricDefinition, ...]:
         """Return the definitions of all metrics, by name, tracked or not, but for the certificate and

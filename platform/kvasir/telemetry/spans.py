@@ -38,19 +38,20 @@ _TOGETHER = 32
 class TraceContext:
     """W3C trace context of one call: the client's `traceparent` and `tracestate`, and the `traceparent` of
     the call's own span; each "" if absent. A call that begins a trace of its own, and was not chosen to be
-    recorded whole, has the tracestate of tail sampling. `onward` is the trace context for workers: the
+    recorded `whole`, has the tracestate of tail sampling. `onward` is the trace context for workers: the
     nearest traceparent, then a space and the tracestate if there is one."""
 
     parent: str = ""
     state: str = ""
     own: str = ""
     onward: str = ""
+    whole: bool = False
 
     @classmethod
-    def of(cls, parent: str, state: str, own: str = "") -> TraceContext:
+    def of(cls, parent: str, state: str, own: str = "", *, whole: bool = False) -> TraceContext:
         """Return the context of a call with these headers and this span."""
         nearest = own or parent
-        return cls(parent, state, own, f"{nearest} {state}" if nearest and state else nearest)
+        return cls(parent, state, own, f"{nearest} {state}" if nearest and state else nearest, whole)
 
 
 UNTRACED = TraceContext()
@@ -65,7 +66,8 @@ def is_sampled(traceparent: str) -> bool:
 def recorded_parent(onward: str, *, slow_or_failed: bool) -> str:
     """Return the `traceparent` under which something that ended is recorded, "" if it is not: in a sampled
     trace, or under tail sampling if it was slow or failed. `onward` is what a call passes on."""
-    if not onward or is_sampled(onward):
+    # Once for each request, most of which are neither.
+    if not onward or onward[_LENGTH - 1] in _SAMPLED_DIGITS:
         return onward[:_LENGTH]
     if not slow_or_failed or onward[_LENGTH + 1 :] != _TAIL:
         return ""
@@ -107,7 +109,8 @@ class SpanRecorder:
         if not parent and not whole:
             return fresh
         trace_id = (parent or fresh.own)[3:35]
-        return TraceContext.of(parent, state, f"00-{trace_id}-{fresh.own[36:52]}-0{'1' if whole else '0'}")
+        own = f"00-{trace_id}-{fresh.own[36:52]}-0{'1' if whole else '0'}"
+        return TraceContext.of(parent, state, own, whole=whole)
 
     def record(
         self,
@@ -116,13 +119,15 @@ class SpanRecorder:
         *,
         now_s: float,
         admitted_s: float,
+        missed: bool,
     ) -> None:
-        """Write the spans of an ended call, which had at least one request.
+        """Write the spans of an ended call, which had at least one request, if it was begun `whole` or under
+        tail sampling has `missed` its SLO.
 
         `trace` is the context from `begin`, `now_s` the current reading of the clock of the summaries, and
         `admitted_s` its reading when the gateway submitted the requests to the router.
         """
-        if not is_sampled(trace.own) and (trace.state != _TAIL or not _missed(summaries)):
+        if not trace.whole and (trace.state != _TAIL or not missed):
             return
         offset = self._wall_ns() - int(now_s * _NS)
 
@@ -271,14 +276,6 @@ class EndedSpans:
 
 
 _Part = tuple[str, float, float, dict[str, str | int]]
-
-
-def _missed(summaries: Sequence[RequestSummary]) -> bool:
-    # Once for each request, so no generator is made.
-    for summary in summaries:  # noqa: SIM110
-        if summary.slo_met is False:
-            return True
-    return False
 
 
 def _outcome(summaries: Sequence[RequestSummary]) -> str:

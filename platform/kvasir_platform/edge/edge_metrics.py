@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 
-from kvasir_platform.edge.exposition import Families, lasting, merged, parse, render
+from kvasir_platform.edge.exposition import Families, lasting, merged, merged_parts, parse
+from kvasir_platform.gateway.operator.status_page import in_turns, joined_in_turns
+
+log = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0
 """An edge that takes longer is included with its previous page."""
 
 
 class EdgeMetrics:
-    """Collects the metrics of all edges and of the core, whose own text is `own`.
+    """Collects the metrics of all edges and of the core, which `own` returns metric by metric.
 
     Edges join and leave by name. One collection runs at a time; concurrent callers share its result.
     """
 
-    def __init__(self, own: Callable[[], bytes]) -> None:
+    def __init__(self, own: Callable[[], Iterable[bytes]]) -> None:
         self._own = own
         self._ask: dict[str, Callable[[int], None]] = {}
         self._known: dict[str, Families] = {}
@@ -28,6 +32,7 @@ class EdgeMetrics:
         self._missing: set[str] = set()
         self._waiting: list[Callable[[bytes], None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._showing: set[asyncio.Task[None]] = set()
 
     def join(self, edge: str, ask: Callable[[int], None]) -> None:
         """Add an edge, which responds to the number of a round through `heard`."""
@@ -70,6 +75,21 @@ class EdgeMetrics:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
-        page = render(merged((parse(self._own()), self._gone, *self._known.values())))
-        for then in waiting:
-            then(page)
+        task = asyncio.get_running_loop().create_task(self._show(waiting), name="metrics")
+        self._showing.add(task)
+        task.add_done_callback(self._showing.discard)
+
+    async def _show(self, waiting: list[Callable[[bytes], None]]) -> None:
+        try:
+            page = await self._page()
+        except Exception:  # Nothing else would hear of it.
+            log.exception("cannot render the metrics")
+        else:
+            for then in waiting:
+                then(page)
+
+    async def _page(self) -> bytes:
+        own: Families = {}
+        async for part in in_turns(self._own()):
+            own.update(parse(part))
+        return await joined_in_turns(merged_parts((own, self._gone, *self._known.values())))

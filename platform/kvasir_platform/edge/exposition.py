@@ -7,8 +7,9 @@ Counters of a process that ended are kept, since Prometheus reads a falling sum 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from prometheus_client import utils
 
@@ -65,6 +66,12 @@ def merged(parts: Iterable[Families]) -> Families:
             mine = found.setdefault(name, Family(family.comments, family.kind))
             mine.add(family)
     return found
+
+
+def merged_parts(parts: Sequence[Families]) -> Iterator[bytes]:
+    """Yield the text format of all expositions, merged, metric by metric."""
+    for name in dict.fromkeys(chain.from_iterable(parts)):
+        yield render(merged({name: part[name]} for part in parts if name in part))
 
 
 def lasting(families: Families) -> Families:

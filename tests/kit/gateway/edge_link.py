@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -73,9 +73,9 @@ def page(exchange: Exchange) -> None:
 
 
 def core_parts(
-    router: RequestPort, limits: RateLimits | None = None, own: Callable[[], bytes] = bytes
+    router: RequestPort, limits: RateLimits | None = None, own: Callable[[], Iterable[bytes]] = tuple
 ) -> CoreParts:
-    """A core around `router`; `own` renders its metrics."""
+    """A core around `router`; `own` returns its metrics."""
     clock = MonotonicClock()
     figures, pages = EdgeMetrics(own), OperatorPages(RequestNames(16), *[page] * 11)
     return CoreParts(

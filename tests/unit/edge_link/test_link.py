@@ -298,7 +298,10 @@ async def test_a_page_of_the_core_is_answered_by_the_edge_that_was_asked() -> No
 async def test_the_metrics_of_all_edges_are_one_page_and_stay_counted_when_an_edge_has_ended() -> None:
     core = core_parts(
         ScriptedRouter(MonotonicClock()),
-        own=lambda: b"# HELP a_total A.\n# TYPE a_total counter\na_total 1.0\n",
+        own=lambda: (
+            b"# HELP a_total A.\n# TYPE a_total counter\na_total 1.0\n",
+            b"# HELP b_total B.\n# TYPE b_total counter\nb_total 7.0\n",
+        ),
     )
     async with linked(core) as one, linked(core, name="edge-1") as other:
         for both, count in ((one, 10), (other, 100)):
@@ -310,6 +313,7 @@ async def test_the_metrics_of_all_edges_are_one_page_and_stay_counted_when_an_ed
             one.link.pages.show(exchange)
             await until(wire.heard)
             assert expected in wire.written
+            assert b"b_total 7.0\n" in wire.written
         other.link.close()
         await until(lambda: other.heard.lost == 1)
         exchange, wire = asked("/metrics")

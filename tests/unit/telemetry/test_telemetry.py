@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from kvasir.core import errors
@@ -125,7 +126,8 @@ def recorded(
         SimpleSpanProcessor(exporter), "kvasir", lambda: 1_000_000_000_000, random.Random(7)
     )
     trace = recorder.begin(parent, state)
-    recorder.record(trace, summaries, now_s=12.0, admitted_s=10.1)
+    missed = any(each.slo_met is False for each in summaries)
+    recorder.record(trace, summaries, now_s=12.0, admitted_s=10.1, missed=missed)
     return exporter, recorder, trace
 
 
@@ -224,12 +226,13 @@ def test_under_tail_sampling_slow_and_failed_calls_are_recorded(
         SimpleSpanProcessor(exporter), "kvasir", lambda: 10**12, random.Random(7), share=0.0
     )
     trace = recorder.begin(parent)
-    recorder.record(trace, [ended], now_s=12.0, admitted_s=10.1)
+    missed = ended.slo_met is False
+    recorder.record(trace, [ended], now_s=12.0, admitted_s=10.1, missed=missed)
     assert bool(exporter.get_finished_spans()) is written
     assert trace.onward.endswith("-00 kvasir=tail") is (parent == "")
     roots = [span for span in exporter.get_finished_spans() if span.name == "request"]
     assert all(span.context and f"{span.context.span_id:016x}" == trace.own[36:52] for span in roots)
-    assert trace_id_of(trace.onward, missed=ended.slo_met is False) == (trace.own[3:35] if written else "")
+    assert trace_id_of(trace.onward, missed=missed) == (trace.own[3:35] if written else "")
     recorder.close()
 
 
@@ -256,11 +259,25 @@ def test_traces_beyond_those_of_one_second_are_recorded_only_if_slow_or_failed()
 def test_latencies_show_the_trace_of_a_request_as_openmetrics() -> None:
     made = metrics()
     made.request_finished(replace(SUMMARY, trace_context=PARENT))
-    exposed = made.render_openmetrics().decode()
+    exposed = b"".join(made.openmetrics_parts()).decode()
     families = text_string_to_metric_families(exposed)  # type: ignore[no-untyped-call]
     (family,) = [each for each in families if each.name == FIRST_TOKEN]
     assert {sample.exemplar.labels["trace_id"] for sample in family.samples if sample.exemplar} == {TRACE}
     assert TRACE not in made.render().decode()
+
+
+def test_metric_by_metric_they_are_what_prometheus_client_renders_together() -> None:
+    registry = CollectorRegistry()
+    made = Metrics(registry, ["m"])
+    made.request_finished(replace(SUMMARY, trace_context=PARENT))
+    made.request_refused("queue_full", "m")
+    load = EngineLoad(running=2)
+    made.workers([WorkerView(name, "a", "decode", "ready", load=load) for name in ("w-0", 'a "b" {c}')])
+    text = list(made.parts())
+    assert len(text) > 50
+    assert b"".join(text) == made.render() == generate_latest(registry)
+    exposed = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+    assert b"".join(made.openmetrics_parts()) == exposed
 
 
 def test_a_request_that_never_was_routed_has_only_its_queue() -> None:

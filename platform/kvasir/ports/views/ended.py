@@ -94,10 +94,10 @@ class EndedRequests(Sequence[RequestSummary]):
         lasted = [each.finished_s - each.arrival_s for each in summaries]
         usages = [each.usage for each in summaries]
         prompt, cached = [each.prompt_tokens for each in usages], [each.cached_tokens for each in usages]
-        met = [_MET[each.slo_met] for each in summaries]
         crossed = [each.reason == CROSS_ROLE for each in summaries]
         answered = [each.outcome == "ok" for each in summaries]
         ttfts, itls = [each.ttft_s for each in summaries], [each.itl_s for each in summaries]
+        met = [_MET[each.met_with(ttft, itl)] for each, ttft, itl in zip(summaries, ttfts, itls, strict=True)]
         self._rows.add(
             [each.request_id for each in summaries],
             list(zip(values, beside or [None] * len(summaries), strict=True)),

@@ -90,9 +90,12 @@ class RequestSummary:
     def slo_met(self) -> bool | None:
         """Whether the request succeeded within the TTFT and mean ITL of its SLO class. None if the client or
         an output filter ended the request."""
+        return self.met_with(self.ttft_s, self.itl_s)
+
+    def met_with(self, ttft: float | None, itl: float | None) -> bool | None:
+        """Return `slo_met`, given `ttft_s` and `itl_s`."""
         # Almost all requests end well, so this is asked first.
         if self.outcome == "ok":
-            ttft, itl = self.ttft_s, self.itl_s
             return (ttft is None or ttft <= self.slo.ttft_s) and (itl is None or itl <= self.slo.itl_s)
         return None if self.outcome in ("client_closed", "slow_reader", "content_filter") else False
 

@@ -19,7 +19,7 @@ from kvasir.core.demand import WorkerStats
 from kvasir.core.identity import WorkerIdentity
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.stores.costs import HOUR_S, CostBatch, CostGroup, WorkerHour, WorkSums
-from kvasir_platform.gateway.costs.busy import BusyTime
+from kvasir_platform.gateway.costs.busy import BusyTime, joined_spans
 from kvasir_platform.gateway.costs.claims import (
     Claim,
     Claims,
@@ -168,7 +168,7 @@ class CostLedger:
                 busy[at] = self._place((hour, pool, worker_id))
                 self._claim((hour, pool, *each.labels), sums[at])
         begins, ends = (claims.begin_s[rows] + self._ahead_s), (claims.end_s[rows] + self._ahead_s)
-        for at, begin_s, end_s in zip(of.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        for at, begin_s, end_s in joined_spans(of, begins, ends):
             if (time := busy[at]) is not None:
                 time.add(begin_s, end_s)
 

@@ -289,13 +289,18 @@ class LaterAnswers:
         self._name = name
         self._running: set[asyncio.Task[None]] = set()
 
-    def answer(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
-        """Respond with the JSON that `work` returns, or with its error."""
-        task = asyncio.get_running_loop().create_task(self._respond(exchange, work), name=self._name)
+    def answer(
+        self, exchange: Exchange, work: Coroutine[Any, Any, bytes], content_type: bytes = JSON
+    ) -> None:
+        """Respond with what `work` returns, or with its error."""
+        answering = self._respond(exchange, work, content_type)
+        task = asyncio.get_running_loop().create_task(answering, name=self._name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _respond(self, exchange: Exchange, work: Coroutine[Any, Any, bytes]) -> None:
+    async def _respond(
+        self, exchange: Exchange, work: Coroutine[Any, Any, bytes], content_type: bytes
+    ) -> None:
         try:
             body = await work
         except KvasirError as error:
@@ -305,4 +310,4 @@ class LaterAnswers:
             log.exception("%s failed", self._name)
             exchange.fail(error)
         else:
-            exchange.respond(200, body)
+            exchange.respond(200, body, content_type)

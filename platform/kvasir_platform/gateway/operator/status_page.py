@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvasir.core.kv import KvStatus
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RouterPort, WorkerView
 from kvasir.telemetry.metrics import CONTENT_TYPE, OPENMETRICS, OPENMETRICS_TYPE, Metrics
-from kvasir_platform.gateway.http.exchange import Exchange
+from kvasir_platform.gateway.http.exchange import Exchange, LaterAnswers
 from kvasir_platform.gateway.openai.schema.answers import Readiness, StatusResponse
 from kvasir_platform.gateway.openai.schema.operation import PoolSize, RouteStatus, SizeForecast
 from kvasir_platform.gateway.operator.facts.certificate_expiries import CertificateExpiries
@@ -26,11 +27,30 @@ from kvasir_platform.gateway.operator.verdict import StatusFacts, verdict_of
 from kvasir_platform.gateway.tenants.wanted_place import POLICIES
 from kvasir_platform.gateway.traffic.rollouts import Rollouts
 
+_TURN_BYTES = 8192
+"""Text of metrics that is made in one turn of the event loop: it takes about a millisecond (by hand)."""
 
-def figures_of(router: RouterPort, metrics: Metrics) -> bytes:
-    """Return the metrics of this process."""
+
+def figures_of(router: RouterPort, metrics: Metrics) -> Iterator[bytes]:
+    """Return the metrics of this process, metric by metric."""
     metrics.workers(router.workers())
-    return metrics.render()
+    return metrics.parts()
+
+
+async def in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield all parts. Streams have their turns meanwhile."""
+    size = 0
+    for part in parts:
+        yield part
+        size += len(part)
+        if size >= _TURN_BYTES:
+            size = 0
+            await asyncio.sleep(0)
+
+
+async def joined_in_turns(parts: Iterable[bytes]) -> bytes:
+    """Return all parts together. Streams have their turns meanwhile."""
+    return b"".join([part async for part in in_turns(parts)])
 
 
 class StatusPages:
@@ -60,6 +80,7 @@ class StatusPages:
         self._draining = draining
         self._rollouts = rollouts
         self._wall = wall
+        self._later = LaterAnswers("metrics")
         files = (deployment.gateway.tls.cert_file, deployment.tls.cert_file)
         self._certificates = CertificateExpiries(file for file in files if file is not None)
         self._batches = {
@@ -72,13 +93,15 @@ class StatusPages:
         }
 
     def metrics(self, exchange: Exchange) -> None:
-        """GET /metrics in Prometheus' text format, or as OpenMetrics if exemplars are on and asked for."""
+        """Respond later to GET /metrics, in Prometheus' text format, or as OpenMetrics if exemplars are on
+        and asked for."""
         asked = OPENMETRICS in exchange.request.headers.get(b"accept", b"")
         if asked and self._deployment.telemetry.exemplars:
             self._metrics.workers(self._router.workers())
-            exchange.respond(200, self._metrics.render_openmetrics(), OPENMETRICS_TYPE)
+            parts, content_type = self._metrics.openmetrics_parts(), OPENMETRICS_TYPE
         else:
-            exchange.respond(200, figures_of(self._router, self._metrics), CONTENT_TYPE)
+            parts, content_type = figures_of(self._router, self._metrics), CONTENT_TYPE
+        self._later.answer(exchange, joined_in_turns(parts), content_type)
 
     def status(self, exchange: Exchange) -> None:
         """GET /status: the output of `kvasir status`."""

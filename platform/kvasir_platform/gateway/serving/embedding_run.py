@@ -98,7 +98,7 @@ class EmbeddingRun:
         """Whether a worker may have had any of it."""
         self._summaries: list[RequestSummary] = []
         self._submitted_s = 0.0
-        self._ended = False
+        self._ended = self._missed = False
 
     def start(self) -> None:
         """Submit the first inputs. Raise the error of the router if it accepts none of them."""
@@ -241,7 +241,7 @@ class EmbeddingRun:
             return
         self.worked = self.worked or summary.outcome == OK or summary.routed_s is not None
         self.usage = add_usage(self.usage, summary.usage)
-        self._tools.metrics.request_finished(summary)
+        self._missed = self._tools.metrics.request_finished(summary) is False or self._missed
         if len(self._summaries) < _TRACED:
             self._summaries.append(summary)
         if self._ended:
@@ -265,4 +265,10 @@ class EmbeddingRun:
         spans = self._tools.spans
         if spans is not None and self._summaries:
             now = self._tools.clock.now()
-            spans.record(self._trace, self._summaries, now_s=now, admitted_s=self._submitted_s)
+            spans.record(
+                self._trace,
+                self._summaries,
+                now_s=now,
+                admitted_s=self._submitted_s,
+                missed=self._missed,
+            )

@@ -141,7 +141,7 @@ class Generation:
         self._summaries: list[RequestSummary] = []
         self._usage = Usage()
         self._submitted_s = 0.0
-        self._worked = False
+        self._worked = self._missed = False
         self.error = ""
         """The code of what the router ended it with, "" where that was the last token."""
         self._ended = False
@@ -283,8 +283,9 @@ class Generation:
             # A worker tells what was used with its last word, which a leg that failed may not have had.
             summary = replace(summary, usage=replace(leg.usage, output_tokens=leg.tokens))
         self._usage = add_usage(self._usage, summary.usage)
-        self._metrics.request_finished(summary)
+        met = self._metrics.request_finished(summary)
         if self._spans is not None:
+            self._missed = self._missed or met is False
             self._summaries.append(summary)
         if self._ended:
             self._settle()
@@ -293,9 +294,13 @@ class Generation:
         """Tell of the call when it has ended and nothing of it runs any more."""
         if self._runs:
             return
-        if self._spans is not None and self._summaries:
+        if self._spans is not None and self._summaries and (self._trace.whole or self._missed):
             self._spans.record(
-                self._trace, self._summaries, now_s=self._clock.now(), admitted_s=self._submitted_s
+                self._trace,
+                self._summaries,
+                now_s=self._clock.now(),
+                admitted_s=self._submitted_s,
+                missed=self._missed,
             )
         self._on_end(self)
         # Legs refer to the call: a cycle would keep the request's body until a collection.

@@ -17,9 +17,9 @@ _TRACE_STATE = re.compile(rb"%b(?:[ \t]*,[ \t]*%b){0,31}" % (_MEMBER, _MEMBER))
 _MAX_STATE_BYTES = 512
 
 
-def trace_parent(header: bytes | None) -> str:
+def trace_parent(header: bytes) -> str:
     """Return the `traceparent` header if it is valid, else ""."""
-    if header is None or not _TRACE_PARENT.fullmatch(header) or header.startswith(b"ff"):
+    if not _TRACE_PARENT.fullmatch(header) or header.startswith(b"ff"):
         return ""
     return header.decode("ascii")
 
@@ -34,7 +34,10 @@ def trace_state(header: bytes | None) -> str:
 def trace_of(headers: Mapping[bytes, bytes], spans: SpanRecorder | None) -> TraceContext:
     """Return the trace context of a call with these headers. Without tracing here, the client's context is
     passed on unchanged. A tracestate without a traceparent is ignored."""
-    parent = trace_parent(headers.get(b"traceparent"))
+    header = headers.get(b"traceparent")
+    if header is None:
+        return UNTRACED if spans is None else spans.begin()
+    parent = trace_parent(header)
     state = trace_state(headers.get(b"tracestate")) if parent else ""
     if spans is None:
         return TraceContext.of(parent, state) if parent else UNTRACED
