@@ -189,11 +189,13 @@ def test_what_a_spec_leaves_open_or_no_run_plays_is_said(
         "model: {source: llama-3.1-8b, max_model_len: 1024}\n"
         "lora: [{name: law, path: /adapters/law}]\n"
         "tiers: {disk: {path: /cache}}\n"
+        "cost: {currency: EUR, prices: {H100: 3}}\n"
     )
     assert main(["sim", "-f", str(spec), "--workload", SHORT]) == 0
     said = capsys.readouterr()
     assert "names no gpu for prefill, decode: H100 is assumed" in said.out
     assert f"not simulated of {spec}: lora, tiers.disk, model.max_model_len 1024" in said.err
+    assert "cost.prices, which are in EUR (costs are at list prices, in USD)" in said.err
 
 
 def test_a_recording_is_simulated_at_another_speed(
@@ -216,6 +218,7 @@ def test_a_recording_is_simulated_at_another_speed(
 def test_compare_ranks_policies_as_parts_of_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     workload = "rag:rate=20,duration=4,prefixes=40"
     found = run(capsys, "compare", "--policies", "cost,round_robin", "--workload", workload, "--workers", "2")
+    assert "; policies cost,round_robin; SLO: " in found["about"]
     assert found["bound"]["requests_per_s"] > 0
     assert all(0 < each["of_bound"] < 1 for each in found["policies"])
     goodputs = [each["goodput"] for each in found["policies"]]

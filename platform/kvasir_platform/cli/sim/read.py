@@ -78,7 +78,8 @@ def read_request(args: argparse.Namespace) -> SimRequest:
         seed=args.seed,
         frames=FRAMES if args.html is not None else 0,
     )
-    about = _about(model, options, setting, args.workload)
+    policy = f"policies {args.policies}" if args.action == "compare" else f"policy {setting.policy}"
+    about = _about(model, options, setting, args.workload, policy)
     assumed = [name for name, each in hardware.items() if each.assumed]
     if assumed:
         about += (
@@ -88,6 +89,8 @@ def read_request(args: argparse.Namespace) -> SimRequest:
     length = deployment.model.max_model_len
     if args.file is not None and length != "auto" and longest > length:
         left_out.append(f"model.max_model_len {length} (the longest request has {longest} tokens)")
+    if (cost := deployment.cost).prices and cost.currency != "USD":
+        left_out.append(f"cost.prices, which are in {cost.currency} (costs are at list prices, in USD)")
     note = f"not simulated of {args.file}: {', '.join(left_out)}" if left_out else ""
     return SimRequest(setting, about, _rates(args, pools), note)
 
@@ -220,13 +223,13 @@ def _check_length(pools: tuple[SimulatedPool, ...], longest: int) -> None:
 
 
 def _about(
-    model: PlannedModel, options: dict[str, EngineOption], setting: ServerSetting, workload: str
+    model: PlannedModel, options: dict[str, EngineOption], setting: ServerSetting, workload: str, policy: str
 ) -> str:
     sources = dict.fromkeys(option.engine.coefficients.source for option in options.values())
     fleet = ", ".join(f"{pool.replicas} x {pool.name} ({options[pool.name].title})" for pool in setting.pools)
     return (
-        f"{model.name} on {fleet}; {workload}: {len(setting.workload.requests):,} requests; policy "
-        f"{setting.policy}; SLO: TTFT {setting.slo.ttft_s:g} s, {setting.slo.itl_s * 1e3:g} ms per token; "
+        f"{model.name} on {fleet}; {workload}: {len(setting.workload.requests):,} requests; "
+        f"{policy}; SLO: TTFT {setting.slo.ttft_s:g} s, {setting.slo.itl_s * 1e3:g} ms per token; "
         f"times by {' and '.join(sources)}"
     )
 
