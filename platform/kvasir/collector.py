@@ -1,8 +1,8 @@
 """Settings of Python's garbage collector for processes with a million long-lived objects.
 
 A full collection visits every object, which stops all streams for tens of milliseconds. Objects that exist
-after the start are never garbage. Later ones are collected as usual, because closed connections are in cycles
-and hold their sockets until then.
+after the start are never garbage. Later ones are collected as usual, which can take minutes on an idle
+process: what holds a socket must not be in a cycle.
 """
 
 from __future__ import annotations
