@@ -8,6 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+_RESOLUTION_S = 0.001
+"""Event loops such as uvloop's have timers of milliseconds, and can wake up early by about as much."""
+_LONG_S = 0.05
+"""From here on, a millisecond more is at most 2 %."""
+
 
 class MonotonicClock:
     """`kvasir.ports.clock.Clock` over the machine's monotonic clock and the running event loop."""
@@ -19,7 +24,7 @@ class MonotonicClock:
     async def sleep(self, seconds: float) -> None:
         """Return no earlier than after `seconds`; yield once if that is zero or less."""
         wake_at = time.monotonic() + seconds
-        await asyncio.sleep(seconds)
-        # Event loops with millisecond timers (uvloop) can wake up early.
+        # To wake up early, and again, costs more than to wait for longer.
+        await asyncio.sleep(seconds if seconds < _LONG_S else seconds + _RESOLUTION_S)
         while (left := wake_at - time.monotonic()) > 0:  # noqa: ASYNC110 - nothing but time is awaited
-            await asyncio.sleep(left)
+            await asyncio.sleep(max(left, _RESOLUTION_S))

@@ -186,7 +186,7 @@ def make_router(
     rng: Rng,
     router_id: str,
     on_summary: Callable[[RequestSummary], None] = unobserved,
-    on_worker: Callable[[WorkerView], None] = unobserved,
+    on_worker: Callable[[WorkerView], None] | None = None,
     on_decision: Callable[[float], None] = unobserved,
     profile: CalibratedProfile | None = None,
     fast_path: bool = True,

@@ -91,7 +91,7 @@ class Router(RouterViews):
         adapters: AdapterControl | None = None,
         rates_from: Callable[[WorkerIdentity], str] = lambda _: "",
         on_summary: Callable[[RequestSummary], None] = unobserved,
-        on_worker: Callable[[WorkerView], None] = unobserved,
+        on_worker: Callable[[WorkerView], None] | None = None,
     ) -> None:
         super().__init__(
             machine,
@@ -237,7 +237,7 @@ class Router(RouterViews):
         if isinstance(event, SnapshotEnded):
             self._show(event.worker_id)
         elif isinstance(event, StepReceived):
-            if event.batch.load is not None:
+            if event.batch.load is not None and self._on_worker is not None:
                 self._show_load(event.worker_id)
             if self._closing and not self._unconfirmed():
                 self._quiet.set()
@@ -369,6 +369,8 @@ class Router(RouterViews):
         self._show(worker_id)
 
     def _show(self, worker_id: str) -> None:
+        if self._on_worker is None:
+            return
         if self._members.get(worker_id) is None:
             self._shown_s.pop(worker_id, None)
         else:

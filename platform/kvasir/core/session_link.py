@@ -48,7 +48,7 @@ class LinkLimits:
     tail_messages: int = 4096
     tail_bytes: int = 64 << 20
     ack_every: int = 64
-    ack_delay_s: float = 0.05
+    ack_delay_s: float = 0.25
 
 
 class SessionLink(Generic[P]):
@@ -115,18 +115,19 @@ class SessionLink(Generic[P]):
         self._unacked_since = None
         return self._received
 
-    def ack_pending(self) -> bool:
-        """Whether an acknowledgement is outstanding."""
-        return self._unacked_since is not None
+    @property
+    def ack_due_s(self) -> float | None:
+        """When the outstanding acknowledgement must be sent at the latest, on the clock of `receive`; None
+        without one."""
+        since = self._unacked_since
+        return None if since is None else since + self._limits.ack_delay_s
 
     def ack_due(self, now: float) -> bool:
         """Whether the outstanding acknowledgement must be sent without waiting for a payload."""
-        if self._unacked_since is None:
+        due_s = self.ack_due_s
+        if due_s is None:
             return False
-        return (
-            self._received - self._ack_sent >= self._limits.ack_every
-            or now >= self._unacked_since + self._limits.ack_delay_s
-        )
+        return now >= due_s or self._received - self._ack_sent >= self._limits.ack_every
 
     def receive(self, seq: int, ack: int, *, has_payload: bool, now: float) -> bool:
         """Register a received frame. Return True if its payload must be processed, False for a duplicate or

@@ -7,9 +7,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, NoReturn, Protocol, TypeVar
 
-from kvasir.core.session_link import LinkLimits, SessionLink
+from kvasir.core.session_link import SessionLink
 from kvasir.ports.clock import Clock
 from kvasir.ports.session import ConnectionLost
+
+_GRAIN_S = 1e-6
+"""The shortest wait: one that ends early by a rounding error would be repeated."""
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -52,14 +55,12 @@ class SessionPump(Generic[Out, In, OutFrame]):
         connection: PumpedConnection[OutFrame, In],
         link: SessionLink[Out],
         *,
-        limits: LinkLimits,
         frame: Callable[[int, int, Out | None], OutFrame],
         process: Callable[[In], None],
         clock: Clock,
     ) -> None:
         self._connection = connection
         self._link = link
-        self._ack_delay_s = limits.ack_delay_s
         self._frame = frame
         self._process = process
         self._clock = clock
@@ -67,6 +68,7 @@ class SessionPump(Generic[Out, In, OutFrame]):
         self._to_acknowledge = asyncio.Event()
         self._tasks: list[asyncio.Task[NoReturn]] = []
         self._stopped: str | None = None
+        self._beating = False
         self._heard_s = clock.now()
 
     @property
@@ -77,6 +79,12 @@ class SessionPump(Generic[Out, In, OutFrame]):
 
     def wake(self) -> None:
         """Send payloads that were pushed onto the link."""
+        self._to_send.set()
+
+    def beat(self) -> None:
+        """Send a frame soon, without a payload if there is none. The peer hears that this end is alive, and
+        has nothing to process or to acknowledge."""
+        self._beating = True
         self._to_send.set()
 
     def stop(self, reason: str = "stopped") -> None:
@@ -123,8 +131,10 @@ class SessionPump(Generic[Out, In, OutFrame]):
         while True:
             self._to_send.clear()
             while (item := link.take()) is not None:
+                self._beating = False
                 await self._connection.send(self._frame(item[0], link.take_ack(), item[1]))
-            if link.ack_due(self._clock.now()):
+            if self._beating or link.ack_due(self._clock.now()):
+                self._beating = False
                 await self._connection.send(self._frame(link.sent_seq, link.take_ack(), None))
                 continue
             await self._to_send.wait()
@@ -133,6 +143,10 @@ class SessionPump(Generic[Out, In, OutFrame]):
         while True:
             await self._to_acknowledge.wait()
             self._to_acknowledge.clear()
-            while self._link.ack_pending():
-                await self._clock.sleep(self._ack_delay_s)
-                self._to_send.set()
+            while (due_s := self._link.ack_due_s) is not None:
+                wait_s = due_s - self._clock.now()
+                if wait_s <= 0:
+                    # Nothing more to wait for: it is sent with the next frame, or as one.
+                    self._to_send.set()
+                    break
+                await self._clock.sleep(max(wait_s, _GRAIN_S))

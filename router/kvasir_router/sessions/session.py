@@ -256,7 +256,6 @@ class WorkerSession:
         pump: SessionPump[RouterMessage, WorkerMessage | EncodedStep, RouterFrame] = SessionPump(
             connection,
             link,
-            limits=self._limits.link,
             frame=RouterFrame,
             process=self._deliver,
             clock=self._clock,

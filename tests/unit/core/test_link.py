@@ -179,7 +179,7 @@ def test_an_acknowledgement_is_due_after_enough_payloads_or_enough_time() -> Non
     link: SessionLink[str] = SessionLink(LIMITS)
     assert not link.ack_due(100.0)
     link.receive(1, 0, has_payload=True, now=100.0)
-    assert link.ack_pending()
+    assert link.ack_due_s == 101.0
     assert not link.ack_due(100.9)
     assert link.ack_due(101.0)
     assert link.take_ack() == 1

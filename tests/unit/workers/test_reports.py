@@ -14,7 +14,7 @@ from kvasir_workers.server.session import RouterSession
 
 
 class Reporting:
-    """A session with its reports, and when each came."""
+    """A session with its reports, and when each came; None is a heartbeat without any."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -24,7 +24,15 @@ class Reporting:
 
     async def run(self, seconds: float) -> None:
         reports = asyncio.ensure_future(
-            report(self.session, lambda: self.load, self.push, self.clock, interval_s=0.2, heartbeat_s=0.5)
+            report(
+                self.session,
+                lambda: self.load,
+                self.push,
+                self.beat,
+                self.clock,
+                interval_s=0.2,
+                heartbeat_s=0.5,
+            )
         )
         await self.clock.sleep(seconds)
         reports.cancel()
@@ -34,15 +42,20 @@ class Reporting:
         session.said_s = self.clock.now()
         self.said.append((round(self.clock.now(), 3), message.load))
 
+    def beat(self, session: RouterSession) -> None:
+        session.beat_s = self.clock.now()
+        self.said.append((round(self.clock.now(), 3), None))
+
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(seconds, act)
 
 
-def test_an_unchanged_load_is_said_once_and_then_with_every_heartbeat() -> None:
+def test_an_unchanged_load_is_said_once_and_again_with_every_fourth_heartbeat() -> None:
     async def main() -> None:
         reporting = Reporting()
-        await reporting.run(2.1)
-        assert reporting.said == [(at, EngineLoad()) for at in (0.0, 0.5, 1.0, 1.5, 2.0)]
+        await reporting.run(4.1)
+        said = [(0.5 * at, EngineLoad() if at % 4 == 0 else None) for at in range(9)]
+        assert reporting.said == said
 
     run_virtual(main())
 
@@ -53,7 +66,7 @@ def test_a_changed_load_is_said_at_the_next_look() -> None:
         busy = EngineLoad(running=3)
         reporting.later(0.65, lambda: setattr(reporting, "load", busy))
         await reporting.run(1.25)
-        assert reporting.said == [(0.0, EngineLoad()), (0.5, EngineLoad()), (0.7, busy), (1.2, busy)]
+        assert reporting.said == [(0.0, EngineLoad()), (0.5, None), (0.7, busy), (1.2, None)]
 
     run_virtual(main())
 
@@ -66,8 +79,10 @@ def test_whatever_else_is_said_stands_for_a_heartbeat() -> None:
             reporting.session.said_s = reporting.clock.now()
 
         reporting.later(0.3, speak)
-        await reporting.run(1.0)
-        assert [at for at, _ in reporting.said] == [0.0, 0.8]
+        await reporting.run(1.4)
+        assert reporting.said == [(0.0, EngineLoad()), (0.8, EngineLoad()), (1.3, None)], (
+            "it may have changed"
+        )
 
     run_virtual(main())
 

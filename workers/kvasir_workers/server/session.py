@@ -16,8 +16,9 @@ class RouterSession:
     """One router's session on this worker.
 
     `live` maps the router's request ids to the engine's, `leases` maps ids to when they end; `load` is the
-    last load sent to the router, `said_s` the time of the last message to it. `window` runs while there is no
-    connection.
+    last load sent to the router, `said_s` the time of the last message to it, `reported_s` that of the last
+    one with only the load, and `beat_s` that of the last heartbeat without a message. `window` runs while
+    there is no connection.
     """
 
     def __init__(self, session_id: str, router_id: str, limits: LinkLimits) -> None:
@@ -29,7 +30,7 @@ class RouterSession:
         self.live: dict[str, str] = {}
         self.leases: dict[str, float] = {}
         self.load: EngineLoad | None = None
-        self.said_s = -math.inf
+        self.said_s = self.reported_s = self.beat_s = -math.inf
         self.ended = False
         self._deferred: KvBatch | None = None
 

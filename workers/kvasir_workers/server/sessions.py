@@ -273,7 +273,6 @@ class SessionHost:
         session.pump = SessionPump(
             connection,
             session.link,
-            limits=self._limits.link,
             frame=WorkerFrame,
             process=process,
             clock=self._clock,
@@ -330,12 +329,18 @@ class SessionHost:
         if session.pump is not None:
             session.pump.wake()
 
+    def _beat(self, session: RouterSession) -> None:
+        session.beat_s = self._clock.now()
+        if session.pump is not None:
+            session.pump.beat()
+
     async def _report(self, session: RouterSession) -> None:
         limits = self._limits
         await report(
             session,
             self._engine.load,
             self._push,
+            self._beat,
             self._clock,
             interval_s=limits.load_interval_s,
             heartbeat_s=limits.heartbeat_s,
