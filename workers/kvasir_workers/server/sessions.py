@@ -62,7 +62,7 @@ class SessionHostLimits:
     load_interval_s: float = 0.25
     """Interval at which changes of the load are reported to a router whose deltas do not carry them."""
     heartbeat_s: float = 0.5
-    """The longest time without a message to a connected router."""
+    """The longest time without a message or heartbeat to a connected router."""
     max_snapshots: int = 8
     """Concurrent snapshots."""
     drain_poll_s: float = 0.02
