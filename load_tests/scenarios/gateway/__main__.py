@@ -9,13 +9,15 @@ Peers run in front of workers that give the same answers at the same rate over t
 `observability` compare routers with all of it on and with all of it off: costs, traces, exemplars, records of
 decisions, the console and Prometheus. Client, systems and workers share the machine; the CPU of the process
 under test is compared. Rows of `console` are the CPU of its pages for many workers and streams, and the time
-until a browser (Debian's package `chromium`) shows its first view.
+until a browser (Debian's package `chromium`) shows its first view. Rows of `fleet` are the CPU of a router
+whose workers have no requests, and for how long streams wait while the metrics of many workers are rendered.
 
     make bench-gateway
     make bench-gateway ARGS="--quick"                 a look; writes no report
     make bench-gateway ARGS="--peers haproxy,dynamo"  or none
     make bench-gateway ARGS="--only observability"    these rows; the others stay as the report has them
     make bench-gateway ARGS="--only console"          likewise
+    make bench-gateway ARGS="--only fleet"            likewise
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from tokenizers import Tokenizer
 from kvasir import native
 from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.gateway import bodies, console, measure, pacing
+from load_tests.scenarios.gateway.fleet import idle, scrape
 from load_tests.scenarios.gateway.in_turn import observability
 from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up, whole_requests
 from load_tests.scenarios.gateway.packages import Packages
@@ -55,7 +58,11 @@ from load_tests.vocabulary import MERGED, large_model, vocabulary_hash
 ROUNDS, BLOCKS = 3, 1_000_000
 QUICK_SCALE, QUICK_BLOCKS = 0.15, 100_000
 _SAMPLES, _SAMPLE_CHARS = 256, 4096
-_BEGINNINGS = {"observability": observability.BEGINNING, "console": console.BEGINNING}
+_BEGINNINGS = {
+    "observability": observability.BEGINNING,
+    "console": console.BEGINNING,
+    "fleet": idle.BEGINNING,
+}
 """Of the names of the rows that can be measured alone."""
 PEERS = ("haproxy", "nginx", "sglang-router", "vllm-router", "dynamo")
 
@@ -178,6 +185,8 @@ def all_rows(folder: Path, peers: list[str], *, quick: bool, only: str | None) -
         rows += observability.observability_rows(folder, starts=starts, scale=scale)
     if only in {None, "console"}:
         rows += console.console_rows()
+    if only in {None, "fleet"}:
+        rows += [*idle.idle_rows(folder, scale=scale), scrape.scrape_row()]
     return rows
 
 

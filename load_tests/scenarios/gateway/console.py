@@ -98,7 +98,7 @@ def console_rows(workers: int = WORKERS, streams: int = STREAMS, ended: int = EN
 
 async def _rendered(workers: int, streams: int, ended: int) -> list[float]:
     """Return the CPU of rendering the pages, in milliseconds, of each of some seconds."""
-    spec, clock = _deployment(workers, streams), VirtualClock()
+    spec, clock = deployment_of(workers, streams), VirtualClock()
     cluster = Cluster(spec, clock)
     await cluster.start()
     try:
@@ -123,7 +123,7 @@ async def _rendered(workers: int, streams: int, ended: int) -> list[float]:
 
 async def _loaded(workers: int) -> list[float]:
     """Return the milliseconds of some loads of the console until its first view."""
-    spec, clock = _deployment(workers, 1), MonotonicClock()
+    spec, clock = deployment_of(workers, 1), MonotonicClock()
     cluster = Cluster(spec, clock)
     await cluster.start()
     gateway = make_gateway(spec, cluster.router, clock, make_metrics(spec), models_of(spec))
@@ -171,7 +171,8 @@ def _dropped(status: int, body: bytes, content_type: bytes, headers: bytes) -> N
         raise RuntimeError(f"a page was answered with {status}: {body[:200]!r}")
 
 
-def _deployment(workers: int, streams: int) -> Deployment:
+def deployment_of(workers: int, streams: int) -> Deployment:
+    """Simulated workers that run that many streams together."""
     most = max(streams, ENDED)
     engine = EngineSpec(
         kind="sim",

@@ -12,6 +12,7 @@ import pytest
 from load_tests.report import Row, Run
 from load_tests.scenarios.gateway import bodies, client, console, rows
 from load_tests.scenarios.gateway.client import BenchError, Conversation
+from load_tests.scenarios.gateway.fleet import scrape
 from load_tests.scenarios.gateway.in_turn import observability
 from load_tests.scenarios.gateway.measure import Samples
 from load_tests.scenarios.gateway.pacing import Ticker
@@ -327,3 +328,10 @@ def test_other_rows_of_the_report_keep_the_run_that_measured_them() -> None:
         Row("observability, 100 B, default", 900.0, "CPU µs a request", "lower", run=earlier),
     ]
     assert rows.without(report, observability.BEGINNING) == report[:1]
+
+
+def test_the_longest_wait_for_the_metrics_of_a_fleet_is_measured() -> None:
+    row = scrape.scrape_row(workers=4)
+    assert row.name == "fleet, metrics of 4 workers, the longest wait of others"
+    assert row.spread is not None
+    assert 0.0 < row.spread[0] <= row.value <= row.spread[1]

@@ -1,0 +1,1 @@
+"""What a fleet costs a router besides its requests."""
