@@ -120,7 +120,7 @@ class WatchedFleet:
         self.metrics.batches(
             router.workers(), {pool.name: pool.engine.largest_batch for pool in self._spec.pools}
         )
-        return figures_of(router, self.metrics)
+        return b"".join(figures_of(router, self.metrics))
 
     def status(self) -> dict[str, Any]:
         """GET /status, which the console reads."""
