@@ -117,7 +117,8 @@ class WorkerSpec(Spec):
     """The longest time in which a worker sends nothing, so that routers can tell an idle one from a frozen
     one. A load that has not changed is sent with every fourth heartbeat."""
     liveness_timeout_s: float = Field(default=1.5, gt=0, le=300)
-    """After this time without a message or heartbeat, a worker receives no new requests and its router reconnects."""
+    """After this time without a message or heartbeat, a worker receives no new requests and its router
+    reconnects."""
     migrate_s: float = Field(default=0.5, ge=0, le=300)
     """How long requests on a broken connection wait for it to resume before failover to another worker."""
     compile_cache_dir: str | None = None
