@@ -152,8 +152,8 @@ class EncodedStep:
 
 @value
 class RouterFrame:
-    """Router to worker. `seq` counts payloads from 1; a frame without payload only acknowledges and repeats
-    the last seq. `ack` is the last worker seq processed."""
+    """Router to worker. `seq` counts payloads from 1; a frame without payload acknowledges, or says only that
+    its sender is alive, and repeats the last seq. `ack` is the last worker seq processed."""
 
     seq: int
     ack: int

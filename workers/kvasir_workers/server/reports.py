@@ -16,7 +16,7 @@ from kvasir_workers.server.session import RouterSession
 _GRAIN_S = 1e-6
 _REPEATED = 4
 """Heartbeats after which an unchanged load is said again: whatever a router assumed otherwise ends with it.
-For a router, a heartbeat without a message costs a fifth of one with (by hand)."""
+For a router, a heartbeat without a message costs less than half of one with (by hand)."""
 
 
 async def report(
