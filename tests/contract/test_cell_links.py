@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -11,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.kit.lab.processes import descriptors, until_closed
+from tests.kit.lab.processes import leaves_nothing_open
 from tests.kit.sim.cells import CellLinks
 
 from kvasir.clock import MonotonicClock
-from kvasir.collector import gc_paused
 from kvasir.core.errors import ConfigError, ProtocolError
 from kvasir.ports.session import ConnectionLost
 from kvasir.wire.tls import TlsFiles, TlsNames, TlsPaths
@@ -168,12 +166,7 @@ async def test_a_link_that_was_lost_leaves_nothing_open_for_the_garbage_collecto
             await link.receive()
         await link.close()
 
-    await fail()
-    before = descriptors(os.getpid())
-    with gc_paused():
-        for _ in range(8):
-            await fail()
-        await until_closed(before)
+    await leaves_nothing_open(fail)
     await server.stop()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -15,9 +14,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from load_tests.scenarios.scorecard.security.tls_trials import Issuers, router_tls, worker_tls
-from tests.kit.lab.processes import descriptors, until_closed
+from tests.kit.lab.processes import leaves_nothing_open
 
-from kvasir.collector import gc_paused
 from kvasir.core.errors import ConfigError, ProtocolError
 from kvasir.core.identity import KvLayout, WorkerIdentity
 from kvasir.core.messages import Abort, Draining, Hello, RouterFrame, Welcome, WorkerFrame
@@ -212,12 +210,7 @@ async def test_a_dial_that_failed_leaves_nothing_open_for_the_garbage_collector(
         with pytest.raises(ConnectionLost):
             await transport.dialer.dial(address, HELLO)
 
-    await fail()
-    before = descriptors(os.getpid())
-    with gc_paused():
-        for _ in range(8):
-            await fail()
-        await until_closed(before)
+    await leaves_nothing_open(fail)
 
 
 async def test_a_slow_reader_holds_up_the_sender_and_loses_nothing(transport: Transport) -> None:

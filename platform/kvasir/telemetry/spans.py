@@ -38,20 +38,24 @@ _TOGETHER = 32
 class TraceContext:
     """W3C trace context of one call: the client's `traceparent` and `tracestate`, and the `traceparent` of
     the call's own span; each "" if absent. A call that begins a trace of its own, and was not chosen to be
-    recorded `whole`, has the tracestate of tail sampling. `onward` is the trace context for workers: the
+    recorded whole, has the tracestate of tail sampling. `onward` is the trace context for workers: the
     nearest traceparent, then a space and the tracestate if there is one."""
 
     parent: str = ""
     state: str = ""
     own: str = ""
     onward: str = ""
-    whole: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the call is recorded however it ends."""
+        return self.own[_LENGTH - 1 :] in _SAMPLED_DIGITS
 
     @classmethod
-    def of(cls, parent: str, state: str, own: str = "", *, whole: bool = False) -> TraceContext:
+    def of(cls, parent: str, state: str, own: str = "") -> TraceContext:
         """Return the context of a call with these headers and this span."""
         nearest = own or parent
-        return cls(parent, state, own, f"{nearest} {state}" if nearest and state else nearest, whole)
+        return cls(parent, state, own, f"{nearest} {state}" if nearest and state else nearest)
 
 
 UNTRACED = TraceContext()
@@ -109,8 +113,7 @@ class SpanRecorder:
         if not parent and not whole:
             return fresh
         trace_id = (parent or fresh.own)[3:35]
-        own = f"00-{trace_id}-{fresh.own[36:52]}-0{'1' if whole else '0'}"
-        return TraceContext.of(parent, state, own, whole=whole)
+        return TraceContext.of(parent, state, f"00-{trace_id}-{fresh.own[36:52]}-0{'1' if whole else '0'}")
 
     def record(
         self,

@@ -27,8 +27,7 @@ JUDGED_PER_S = 10.0
 """Decisions that a router judges for each model in a second, without being asked."""
 _TOGETHER = 5.0
 """Decisions that a busy router judges one after the other: alone, each would find the code and the data of
-judging out of the processor's caches, which takes three times as long (by
-hand)."""
+judging out of the processor's caches, which takes three times as long (by hand)."""
 
 
 class JudgementBudget:

@@ -11,11 +11,12 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvasir.collector import gc_paused
 from kvasir.core.errors import StartError
 from kvasir_platform.cluster.local.processes import Child, Children, tail
 
@@ -170,12 +171,19 @@ def descriptors(pid: int) -> int:
         return 0
 
 
-async def until_closed(before: int, within_s: float = 10.0) -> None:
-    """Wait until this process has at most `before` open descriptors; a thread of gRPC's closes connections.
-    Raise TimeoutError."""
-    async with asyncio.timeout(within_s):
-        while descriptors(os.getpid()) > before:
-            await asyncio.sleep(0.01)
+async def leaves_nothing_open(act: Callable[[], Awaitable[None]], within_s: float = 10.0) -> None:
+    """Act several times, and wait until all descriptors are closed that this opened in this process, without
+    garbage being collected. Raise TimeoutError."""
+    # The first time opens what stays open.
+    await act()
+    before = descriptors(os.getpid())
+    with gc_paused():
+        for _ in range(8):
+            await act()
+        async with asyncio.timeout(within_s):
+            # Threads of gRPC's close connections.
+            while descriptors(os.getpid()) > before:
+                await asyncio.sleep(0.01)
 
 
 def resident_bytes(pid: int) -> int:

@@ -31,10 +31,10 @@ _TURN_BYTES = 8192
 """Text of metrics that is made in one turn of the event loop: it takes about a millisecond (by hand)."""
 
 
-def figures_of(router: RouterPort, metrics: Metrics) -> Iterator[bytes]:
+def figures_of(router: RouterPort, metrics: Metrics, *, openmetrics: bool = False) -> Iterator[bytes]:
     """Return the metrics of this process, metric by metric."""
     metrics.workers(router.workers())
-    return metrics.parts()
+    return metrics.openmetrics_parts() if openmetrics else metrics.parts()
 
 
 async def in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -96,12 +96,9 @@ class StatusPages:
         """Respond later to GET /metrics, in Prometheus' text format, or as OpenMetrics if exemplars are on
         and asked for."""
         asked = OPENMETRICS in exchange.request.headers.get(b"accept", b"")
-        if asked and self._deployment.telemetry.exemplars:
-            self._metrics.workers(self._router.workers())
-            parts, content_type = self._metrics.openmetrics_parts(), OPENMETRICS_TYPE
-        else:
-            parts, content_type = figures_of(self._router, self._metrics), CONTENT_TYPE
-        self._later.answer(exchange, joined_in_turns(parts), content_type)
+        exemplars = asked and self._deployment.telemetry.exemplars
+        parts = figures_of(self._router, self._metrics, openmetrics=exemplars)
+        self._later.answer(exchange, joined_in_turns(parts), OPENMETRICS_TYPE if exemplars else CONTENT_TYPE)
 
     def status(self, exchange: Exchange) -> None:
         """GET /status: the output of `kvasir status`."""
