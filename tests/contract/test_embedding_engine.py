@@ -19,7 +19,7 @@ from kvasir.core.identity import NO_KV
 from kvasir.core.requests import Delta, FinishReason, Leg, Role
 from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CONTEXT = 256
 DIMENSIONS = 256

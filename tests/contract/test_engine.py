@@ -15,7 +15,7 @@ from tests.kit.shared.specs import BLOCK, CONTEXT
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, KvHandoff, Leg, Role, Timings, Usage
 from kvasir.ports.engine import Engine
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def _last(recorded: Recorded) -> Delta:

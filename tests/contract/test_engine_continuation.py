@@ -13,7 +13,7 @@ from tests.kit.engines.recorder import Choice, FullRecorder, Recorded
 
 from kvasir.core.requests import Continuation, Delta, FinishReason, KvHandoff, Leg, Sampling, Usage
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 # Bytes of é, ö, 日 and an emoji in the tokenizer of kvasir-tiny, one a token: whole characters and halves.
 MANY_BYTES = tuple((token, 20.0) for token in (135, 110, 122, 170, 253, 106, 180, 261, 254, 230))

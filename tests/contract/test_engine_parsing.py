@@ -13,7 +13,7 @@ from tests.kit.models.tiny_tokens import WHITE
 
 from kvasir.core.requests import Continuation, Delta, FinishReason, Leg, OutputParsing, Sampling
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOOLS = json.dumps(
     [

@@ -36,7 +36,7 @@ from kvasir_workers.engines.vllm.setup import arguments
 from kvasir_workers.engines.vllm.setup.arguments import EventEndpoints, engine_arguments
 from kvasir_workers.server.holdings import Holdings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.slow
 
 BLOCK = 32
 RING = 64

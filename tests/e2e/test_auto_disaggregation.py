@@ -12,7 +12,7 @@ import openai
 import pytest
 from tests.kit.stack import Stack, another_router
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 ITL = {"name": "default", "itl_s": 0.0002}
 """So short that no step keeps it. One that a step keeps with a few streams and not with more, as this machine

@@ -15,7 +15,7 @@ from kvasir_platform.gateway.openai.calls import chat_call
 from kvasir_platform.gateway.openai.schema.decode import decode_chat
 from kvasir_platform.gateway.prompt.chat_template import ChatTemplate, special_tokens
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 TEMPLATES = {
     "shipped": "",

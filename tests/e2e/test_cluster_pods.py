@@ -35,7 +35,6 @@ from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_p
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
 ]
 
 SPARE = "127.0.0.44"

@@ -31,7 +31,7 @@ from kvasir.core.requests import Role, Sampling
 from kvasir_workers.engines.nodes import NodePlace, leading
 from kvasir_workers.engines.signing.signed_tcp import LIBRARY, PRELOAD_VARIABLE
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 GATHERS = {"worker_cls": "tests.kit.engines.gathering_worker.GatheringWorker"}

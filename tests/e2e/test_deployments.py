@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 LENGTHS = (1, 31, 32, 33, 700, 2000)
 StartStack = Callable[..., AbstractContextManager["Stack"]]

@@ -34,7 +34,7 @@ from kvasir.core.requests import (
     StructuredOutput,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 MODEL = resolve_model("kvasir-tiny")
 PERSON = {

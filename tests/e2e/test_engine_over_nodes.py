@@ -24,7 +24,7 @@ from tests.kit.processes import command_line, lives
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 SPEC = """

@@ -30,7 +30,6 @@ from tests.kit.processes import command_line
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
 ]
 
 FIRST, SECOND = "127.0.0.45", "127.0.0.46"

@@ -34,7 +34,7 @@ from kvasir.config.spec.deployment import (
 from kvasir.core.errors import ConfigError
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Sampling, token_ids
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 MODEL = resolve_model("kvasir-tiny")
 BLOCK = 32

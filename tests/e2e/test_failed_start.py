@@ -14,7 +14,7 @@ from tests.kit.suite.started import count_start
 from kvasir.config.load.model_files import resolve_model
 from kvasir_platform.cluster.local.runtime_dir import RuntimeDir
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

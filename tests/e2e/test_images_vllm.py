@@ -31,7 +31,6 @@ from kvasir.core.requests import Continuation, EngineRequest, KvHandoff, Leg, Sa
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.soak,
-    pytest.mark.timeout(280),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -24,7 +24,7 @@ from tests.kit.lab.stream import Ask, complete, open_stream
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 PATIENCE_S = 60.0
 ACCOUNT = "system:serviceaccount:default:router"
 

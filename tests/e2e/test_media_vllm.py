@@ -33,7 +33,6 @@ from kvasir.core.requests import Continuation, EngineRequest, Leg, Sampling, Usa
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.soak,
-    pytest.mark.timeout(280),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 from load_tests.scenarios.scorecard import real_engines
 from tests.kit.lab import gateway
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
 
 async def test_streams_on_a_killed_decode_worker_go_on_token_for_token(tmp_path: Path) -> None:

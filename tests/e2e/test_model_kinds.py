@@ -22,7 +22,7 @@ from tests.kit.shared.engines import EngineRegistry, engines_of
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Leg, PositionLogprobs, Role, Sampling
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.slow
 
 ROUNDING = 1e-4
 GREEDY = Sampling(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=5)

@@ -18,7 +18,7 @@ from kvasir.config.spec.deployment import Deployment, EngineSpec, PoolSpec
 from kvasir.core.requests import Role
 from kvasir_platform.cluster.ray.head import ray_environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE = EngineSpec(

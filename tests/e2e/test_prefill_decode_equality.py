@@ -21,7 +21,7 @@ from tests.kit.shared.specs import BLOCK, PLAIN
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.requests import Delta, KvHandoff, Leg, Sampling, Usage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
 LENGTHS = (1, 2, 31, 32, 33, 64, 500, 1500, 2000)

@@ -28,7 +28,7 @@ from tests.kit.stack import Stack, runs_anew
 
 from kvasir_platform.cluster.local.commands import ControlCommand, ask, socket_path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 DRAIN_S = 3.0
 SHORT, LONG = 40, 240  # tokens: 0.8 s, and longer than a drain

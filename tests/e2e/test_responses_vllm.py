@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 MODEL = "kvasir-tiny"
 TOOL: Any = {
     "type": "function",

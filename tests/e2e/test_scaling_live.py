@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 ASLEEP = """

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
 ]
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 

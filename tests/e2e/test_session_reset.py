@@ -19,7 +19,7 @@ import httpx
 import openai
 import pytest
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
 STREAMS, TOKENS = 8, 120
 
 SPEC = """

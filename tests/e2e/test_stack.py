@@ -20,7 +20,7 @@ from kvasir.clock import MonotonicClock
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 MODEL = "kvasir-tiny"
 PSALM = "And it came to pass"
 

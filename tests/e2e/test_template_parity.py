@@ -20,7 +20,7 @@ import pytest
 
 from kvasir.config.load.model_files import resolve_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 Spoil = Callable[[dict[str, Any]], dict[str, Any]]
 Start = Callable[..., AbstractContextManager[str]]

@@ -19,7 +19,7 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
 from kvasir.core.requests import Leg, Role, Sampling, Usage
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 MODEL = resolve_model("kvasir-tiny")
 BLOCK = 32

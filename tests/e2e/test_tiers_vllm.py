@@ -30,7 +30,7 @@ from kvasir.config.spec.tiers import CpuTierSpec, DiskTierSpec, RedisTierSpec, T
 from kvasir.core.kv import Medium, TierLoad
 from kvasir.core.requests import EngineRequest, KvHandoff, Leg, Role, Timings, Usage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 MODEL = resolve_model("kvasir-tiny")
 HELPERS = Path(__file__).parents[1] / "kit" / "engines"

@@ -21,7 +21,7 @@ from kvasir.config.load.model_files import resolve_model
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec, TransferSpec
 from kvasir.core.requests import KvHandoff, Leg, Role, Sampling, Usage
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 MODEL = resolve_model("kvasir-tiny")
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -22,7 +22,7 @@ from tests.kit.stack import Stack, runs_anew
 
 from kvasir_platform.cluster.certificates import Authority
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 StartStack = Callable[..., AbstractContextManager[Stack]]
 
 NAME = "api.example.com"

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_a_right_deployment_is_verified_and_measured(stack: Stack, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.kit.models.video import CELL, TOGETHER, make_video_model
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 Part = dict[str, Any]
 

@@ -16,7 +16,7 @@ from tests.kit.gateway.otlp_collector import Collector, ReceivedSpan
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 CALLER = "00f067aa0ba902b7"
 SENT_S = 20.0

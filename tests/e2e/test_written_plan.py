@@ -12,7 +12,7 @@ from tests.kit.stack import Stack
 
 from kvasir_platform.cli.main import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 StartStack = Callable[..., AbstractContextManager[Stack]]
 
 

@@ -15,7 +15,7 @@ from tests.kit.programs import program
 
 from kvasir.clock import MonotonicClock
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
 DELAYS = {("eu", "us"): 0.02, ("ap", "eu"): 0.06, ("ap", "us"): 0.08}
 SERVED_WITHIN_S = 3.0

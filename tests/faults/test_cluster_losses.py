@@ -17,7 +17,7 @@ from load_tests.scenarios.scorecard.common import Figure, Trial
 from tests.kit.lab import netns
 from tests.kit.programs import program
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
 FEW = Load(rate=8.0, before_s=1.0, after_s=1.0)
 

@@ -77,7 +77,6 @@ async def test_what_is_too_much_is_refused_and_the_rest_is_served(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.timeout(240)
 async def test_a_greedy_tenant_is_refused_and_the_other_one_is_not(tmp_path: Path) -> None:
     size = fair_shares.Size(prefill=4, decode=1, slower=4.0, long_tokens=20_000, long_prompts=2, window_s=6.0)
     assert_met(await fair_shares.measure(Trial(tmp_path, 20, quiet=True), size))

@@ -24,7 +24,7 @@ from tests.kit.lab.stream import Outcome
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import loads
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("platform", "router", "workers")

@@ -15,7 +15,7 @@ from tests.kit.shared.engines import EngineRegistry, engines_of
 from kvasir.config.spec.deployment import Deployment
 from kvasir.core.requests import EngineRequest, FinishReason, Sampling, token_ids
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 LONG = Sampling(temperature=0.0, max_tokens=450, ignore_eos=True)
 ATTEMPTS = 5

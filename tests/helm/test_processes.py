@@ -29,7 +29,6 @@ from tests.kit.programs import program
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
 ]
 
 SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"

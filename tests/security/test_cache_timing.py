@@ -54,7 +54,6 @@ def test_equal_distributions_are_called_different_as_often_as_the_level_says() -
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 async def test_no_tenant_finds_what_another_has_asked(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     size = row19.Size(prompts=40, embeddings=20, handed=20, batch=10)

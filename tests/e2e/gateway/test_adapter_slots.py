@@ -14,7 +14,7 @@ from kvasir.sizing.adapters import adapter_bytes
 from kvasir.sizing.shape import EngineShape
 from kvasir.sizing.weights import weight_parts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 def test_the_slots_take_the_bytes_of_vllms_tensors(alone: Reference) -> None:

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MODEL = "kvasir-tiny"
 USER: Any = [{"role": "user", "content": "Tell me of the sea. " * 16}]

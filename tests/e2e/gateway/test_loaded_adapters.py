@@ -16,7 +16,7 @@ from tests.kit.stack import ADAPTER
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MODEL = "kvasir-tiny"
 NAME = "buccaneer"

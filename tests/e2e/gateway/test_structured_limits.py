@@ -14,7 +14,7 @@ from tests.kit.gateway.chats import called, chat
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 NOTE = {
     "type": "object",

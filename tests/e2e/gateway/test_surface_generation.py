@@ -24,7 +24,7 @@ from tests.kit.stack import CONTEXT
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 StartStack = Callable[..., AbstractContextManager["Stack"]]
 
 MODEL = "kvasir-tiny"

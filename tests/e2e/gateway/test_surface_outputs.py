@@ -30,7 +30,7 @@ from tests.kit.shared.deployments import KEYS
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 END = (1, 6)
 

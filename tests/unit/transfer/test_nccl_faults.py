@@ -16,7 +16,7 @@ from tests.kit.engines.transfer_peers import BLOCKS, ForkedPeer, ProcessPeer
 
 from kvasir.ports.transfer import PullFailed, PullSucceeded, TransferEvent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 BLOCK_BYTES = 4 << 20
 PATIENCE_S = 60.0
