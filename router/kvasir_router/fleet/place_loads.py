@@ -62,13 +62,14 @@ class PlaceLoads:
     def write(self, place: ColumnRow) -> None:
         """Write the work at a place to its columns."""
         worker, own, unreported = place.worker, place.own, place.unreported
-        foreign, waiting = share(worker.foreign, place), share(worker.foreign_waiting, place)
+        foreign = share(worker.foreign, place) if worker.foreign else 0
+        waiting = share(worker.foreign_waiting, place) if worker.foreign_waiting else 0
         if worker.role is Role.PREFILL and not self._gap.open:
             waiting, foreign = foreign, 0
         others = min(_MOST_OTHERS, self._foreign / self._own_at_reports) if self._own_at_reports else 0.0
         used = 0.0 if worker.reported is None else worker.reported.kv_usage * place.kv_tokens
         ints, floats, row = self._columns.ints, self._columns.floats, place.row
-        floats[HEAD_TOKENS, row] = next(iter(place.prompts.values()), 0)
+        floats[HEAD_TOKENS, row] = next(iter(place.prompts.values())) if place.prompts else 0
         floats[HEAD_SINCE, row] = place.head_since_s
         # Of a foreign request only its wait is known: assume a typical one.
         ints[QUEUED, row] = (

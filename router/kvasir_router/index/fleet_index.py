@@ -184,9 +184,10 @@ class FleetIndex:
         """Return the row of `match` for this place; a row of zeros if nothing there may be used. Valid until
         `revision` changes."""
         known = self._workers.get(target.worker_id)
-        if known is None or not 0 <= target.rank < len(known.reports.groups):
+        if known is None:
             return self._places.nowhere
-        return known.reports.groups[target.rank]
+        groups, rank = known.reports.held.own, target.rank
+        return groups[rank] if 0 <= rank < len(groups) else self._places.nowhere
 
     def match(self, names: array[int]) -> NDArray[np.uint32]:
         """Return how much of a prompt each place holds: item [group, m] is the length, in blocks, of the

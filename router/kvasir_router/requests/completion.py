@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from typing import Any, Generic
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta
+from kvasir.core.values import changed
 from kvasir.ports.router import RequestSummary
 from kvasir_router.requests.continuation import ChoiceOutput
 from kvasir_router.requests.events import ClientGone, EmitDelta, FailRequest, FinishRequest
@@ -43,7 +43,7 @@ class CompletionBase(ABC, Generic[State]):
         """Send a delta to the client, under the client's request id."""
         request_id = state.request.request_id
         if delta.request_id != request_id:
-            delta = replace(delta, request_id=request_id)
+            delta = changed(delta, request_id=request_id)
         self._out.append(EmitDelta(request_id, delta))
 
     def _succeed(self, state: State, now: float) -> None:
@@ -84,7 +84,7 @@ class Completion(CompletionBase[RequestState]):
                 timings = state.beyond_prefill(delta.timings)
                 self._fleet.measured(target, delta.usage, timings, state.charges, state.planned.prefill)
         if state.usage is not delta.usage or delta.handoff is not None:
-            delta = replace(delta, usage=state.usage, handoff=None)
+            delta = changed(delta, usage=state.usage, handoff=None)
         self.emit(state, state.outputs[delta.index], delta)
         self._give_back(state)
         self._succeed(state, now)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage
+from kvasir.core.values import changed
 from kvasir.native import StreamTokens
 from kvasir.ports.router import LostAttempt, RequestSummary, RunningView
 from kvasir.ports.routing import Plan, RoutingTarget, no_names
@@ -183,7 +184,7 @@ class RequestState:
         if self.prefill_usage is None:
             return usage
         known = self.prefill_usage
-        return replace(usage, cached_tokens=known.cached_tokens, tier_tokens=known.tier_tokens)
+        return changed(usage, cached_tokens=known.cached_tokens, tier_tokens=known.tier_tokens)
 
     def counted_first(self, delta: Delta) -> Delta:
         """The first tokens of the running leg, with what is known of the prompt's prefix hit: a client that
@@ -194,12 +195,12 @@ class RequestState:
         self.usage = self.total(self.merged(known), len(delta.token_ids))
         if self.usage is delta.usage or not self.usage.cached_tokens:
             return delta
-        return replace(delta, usage=self.usage)
+        return changed(delta, usage=self.usage)
 
     def beyond_prefill(self, timings: Timings) -> Timings:
         """The durations of the last leg, without its wait for KV that was still being computed."""
         waited = max(0.0, self.overlap_s - timings.queue_s)
-        return replace(timings, transfer_s=max(0.0, timings.transfer_s - waited)) if waited else timings
+        return changed(timings, transfer_s=max(0.0, timings.transfer_s - waited)) if waited else timings
 
     def total(self, usage: Usage, coming: int) -> Usage:
         """The counts of the whole request, where `usage` is of its last attempt and `coming` output tokens
@@ -207,7 +208,7 @@ class RequestState:
         if self.continuation is None:
             return usage
         prompt = len(self.request.tokens)
-        return replace(
+        return changed(
             usage,
             prompt_tokens=prompt,
             cached_tokens=min(usage.cached_tokens, prompt),

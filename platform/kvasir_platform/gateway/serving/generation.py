@@ -325,5 +325,5 @@ def server_timing(summary: RequestSummary, submitted_s: float) -> bytes:
         parts.append(("ttft", first - summary.arrival_s, ""))
         parts.append(("decode", summary.finished_s - first, ""))
     parts.append(("total", summary.finished_s - summary.arrival_s, ""))
-    shown = ", ".join(f"{name};dur={max(0.0, s) * 1e3:.2f}{desc}" for name, s, desc in parts)
+    shown = ", ".join([f"{name};dur={max(0.0, s) * 1e3:.2f}{desc}" for name, s, desc in parts])
     return b"server-timing: %b\r\n" % shown.encode()
