@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
@@ -24,13 +23,18 @@ def value(cls: type[T]) -> type[T]:
 def changed(one: T, **new: object) -> T:
     """Return a copy of a value with these fields changed, in a third of the time of `dataclasses.replace`. Of
     a class made by `value` with two fields or more. Raises AttributeError for a field that it has not."""
-    made = type(one)(*_fields_of(type(one))(one))
+    made: T = type(one)(*_READERS[type(one)](one))
     for name, content in new.items():
         setattr(made, name, content)
     return made
 
 
-@cache
-def _fields_of(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what reads all fields of a value, in their order."""
-    return attrgetter(*[each.name for each in fields(cls)])
+class _Readers(dict[type[Any], Callable[[Any], tuple[Any, ...]]]):
+    """What reads all fields of a value, in their order, by its class; made at the first use of a class."""
+
+    def __missing__(self, cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+        made = self[cls] = attrgetter(*[each.name for each in fields(cls)])
+        return made
+
+
+_READERS = _Readers()
