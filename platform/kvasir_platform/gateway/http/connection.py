@@ -116,6 +116,8 @@ class HttpConnection(ConnectionOutput):
         self._stop_reading()
         self._listener.closed(self)
         self._lose(CLIENT_CLOSED)
+        # It holds methods of this connection, which would live on until garbage is collected.
+        del self._parser
 
     # -- callbacks of the parser
 

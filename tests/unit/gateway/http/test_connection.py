@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from tests.kit.gateway.connection_bench import Bench
 
+from kvasir.collector import gc_paused
 from kvasir.core.errors import RequestError
 from kvasir_platform.gateway.http.exchange import Exchange, HttpRequest
 from kvasir_platform.gateway.http.limits import HttpLimits
@@ -286,3 +289,14 @@ def test_a_client_that_ends_without_a_request_or_in_http_1_0_has_left() -> None:
         assert server.transport.gone
         assert server.sent == b""
     assert gone == ["client_closed"]
+
+
+def test_a_closed_connection_is_freed_without_the_garbage_collector() -> None:
+    server = Server()
+    server.feed(GET)
+    server.taken.clear()
+    lost = weakref.ref(server.connection)
+    with gc_paused():
+        server.connection.connection_lost(None)
+        del server.connection
+        assert lost() is None
