@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 GIB = 1 << 30
 _PAGES = "https://www.nvidia.com/en-us/"
@@ -110,8 +111,11 @@ GPUS: tuple[Gpu, ...] = (
          capability=(7, 5), source="data-center/tesla-t4/"),
 )  # fmt: skip
 """The first whose pattern matches counts."""
+_DEVICES = 256
+"""Names of devices that are remembered: the price of each worker of a fleet is asked for every second."""
 
 
+@lru_cache(_DEVICES)
 def gpu_of_device(device: str) -> Gpu | None:
     """Return the GPU that a driver calls `device`, such as `NVIDIA H100 80GB HBM3`, or the node label
     nvidia.com/gpu.product, which has dashes for spaces. None if it is unknown, or a part of a GPU (MIG)."""
