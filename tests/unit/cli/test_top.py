@@ -27,6 +27,7 @@ from kvasir_platform.cli.top.tables import TopOrder, arranged, fitted, heading, 
 from kvasir_platform.edge.exposition import parse
 
 SIZE = (80, 24)
+MOST_TURNS = 200
 
 
 def worker(name: str, **load: Any) -> dict[str, Any]:
@@ -231,10 +232,15 @@ def cells(screen: TopScreen) -> list[list[str]]:
 
 
 async def drawn(pilot: Pilot[None]) -> list[str]:
-    """The lines of the terminal."""
-    await pilot.pause()
-    strips = pilot.app.screen._compositor.render_strips()
-    return ["".join(segment.text for segment in strip) for strip in strips]
+    """The lines of the terminal. Textual writes the keys into the last one some turns after the others."""
+    lines: list[str] = [""]
+    for _ in range(MOST_TURNS):
+        await pilot.pause()
+        strips = pilot.app.screen._compositor.render_strips()
+        lines = ["".join(segment.text for segment in strip) for strip in strips]
+        if lines[-1].strip():
+            break
+    return lines
 
 
 def text_of(screen: TopScreen, name: str) -> str:
