@@ -11,17 +11,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvasir.core.requests import DEFAULT_SLO, Delta, EngineRequest, FinishReason, SloClass, Timings, Usage
 from kvasir.ports.clock import Rng
-from kvasir.telemetry.spans import EndedSpans, otlp_processor, recorded_parent
+from kvasir.telemetry.spans import Attributes, recorded_parent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 _NS = 1_000_000_000
-_Stage = tuple[str, float, dict[str, int]]
+_Stage = tuple[str, float, Attributes]
 
 
 class LegSpanRecorder:
@@ -39,6 +39,9 @@ class LegSpanRecorder:
         rng: Rng | None = None,
         slo: SloClass = DEFAULT_SLO,
     ) -> None:
+        # Imported here so that a worker without tracing never loads the SDK.
+        from kvasir.telemetry.otlp.ended_spans import EndedSpans
+
         self._spans = EndedSpans(
             processor,
             {"service.name": service, "service.instance.id": worker_id},
@@ -86,12 +89,15 @@ def otlp_leg_recorder(
     endpoint: str | None, service: str, worker_id: str, slo: SloClass = DEFAULT_SLO
 ) -> LegSpanRecorder | None:
     """Return a recorder that exports to the collector at `endpoint`, or None without one."""
-    return (
-        None if endpoint is None else LegSpanRecorder(otlp_processor(endpoint), service, worker_id, slo=slo)
-    )
+    if endpoint is None:
+        return None
+    # Imported here, see LegSpanRecorder.
+    from kvasir.telemetry.otlp.exporter import otlp_processor
+
+    return LegSpanRecorder(otlp_processor(endpoint), service, worker_id, slo=slo)
 
 
-def _attributes(request: EngineRequest, last: Delta, usage: Usage) -> dict[str, Any]:
+def _attributes(request: EngineRequest, last: Delta, usage: Usage) -> Attributes:
     return {
         "kvasir.outcome": last.error or ("" if last.finish is None else last.finish.value),
         "kvasir.prompt_tokens": usage.prompt_tokens,

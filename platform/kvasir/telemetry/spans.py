@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvasir.core.values import value
 from kvasir.ports.clock import Rng
@@ -20,6 +20,8 @@ from kvasir.telemetry.reasons import CONTENT_FILTER, OK
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import SpanContext
+
+Attributes = Mapping[str, str | int]
 
 _NS = 1_000_000_000
 MOST_PER_S = 1_000
@@ -100,6 +102,9 @@ class SpanRecorder:
         self._most_per_s = most_per_s
         self._second = self._begun = 0
         self._fresh: list[TraceContext] = []
+        # Imported here so that a process without tracing never loads the SDK.
+        from kvasir.telemetry.otlp.ended_spans import EndedSpans
+
         self._spans = EndedSpans(processor, {"service.name": service}, self._rng)
         self._wall_ns = wall_ns
 
@@ -163,8 +168,11 @@ class SpanRecorder:
     def _contexts(self) -> list[TraceContext]:
         """Return contexts of calls that begin traces of their own, and are not recorded whole."""
         found = []
-        for digits in self._spans.ids(_TOGETHER):
-            own = f"00-{digits[:_TRACE_DIGITS]}-{digits[_TRACE_DIGITS:]}-00"
+        length = _TRACE_DIGITS + _SPAN_DIGITS
+        text = f"{self._rng.getrandbits(4 * length * _TOGETHER):0{length * _TOGETHER}x}"
+        for at in range(0, len(text), length):
+            # All digits of an id are zero, which W3C's trace context does not allow, in one of 2**64.
+            own = f"00-{text[at : at + _TRACE_DIGITS]}-{text[at + _TRACE_DIGITS : at + length]}-00"
             found.append(TraceContext("", _TAIL, own, f"{own} {_TAIL}"))
         return found
 
@@ -185,109 +193,18 @@ class SpanRecorder:
             self._spans.add(name, self._spans.child(parent), parent, times, attributes)
 
 
-class EndedSpans:
-    """Passes spans of this process, described by `resource`, to `processor`.
-
-    All that is known of a span is known when it is made. The SDK's tracer makes spans that are still to end,
-    each with a lock, limits and the decision of a sampler, which takes ten times as long."""
-
-    def __init__(self, processor: SpanProcessor, resource: dict[str, Any], rng: Rng) -> None:
-        # Imported here so that a process without tracing never loads the SDK.
-        from opentelemetry import trace
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self._processor = processor
-        self._rng = rng
-        self._trace = trace
-        self._make = ReadableSpan
-        described = Resource.create(resource)
-        number = hash(described)
-
-        class HashedResource(Resource):
-            """The exporter asks for the hash of each span's resource, for which the SDK would write the
-            attributes as JSON every time."""
-
-            def __hash__(self) -> int:
-                return number
-
-        self._resource = HashedResource(described.attributes, described.schema_url)
-        self._scope = InstrumentationScope("kvasir")
-        self._propagator = TraceContextTextMapPropagator()
-        self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-
-    def ids(self, count: int) -> list[str]:
-        """Return new ids for so many calls: the digits of the trace's, then those of the span's."""
-        digits = _TRACE_DIGITS + _SPAN_DIGITS
-        text = f"{self._rng.getrandbits(4 * digits * count):0{digits * count}x}"
-        # All digits are zero, which W3C's trace context does not allow, in one of 2**64 ids.
-        return [text[at : at + digits] for at in range(0, len(text), digits)]
-
-    def span_id(self) -> int:
-        """Return a new id of a span."""
-        return self._rng.getrandbits(64) or 1
-
-    def parent(self, traceparent: str, tracestate: str) -> SpanContext:
-        """Return the span of another process that these headers name."""
-        carrier = {"traceparent": traceparent, "tracestate": tracestate}
-        return self._trace.get_current_span(self._propagator.extract(carrier)).get_span_context()
-
-    def context(self, trace_id: int, span_id: int, parent: SpanContext | None) -> SpanContext:
-        """Return a span of this process, with the tracestate of its parent."""
-        state = None if parent is None else parent.trace_state
-        return self._trace.SpanContext(trace_id, span_id, False, self._sampled, state)
-
-    def child(self, parent: SpanContext) -> SpanContext:
-        """Return a new span below another."""
-        return self.context(parent.trace_id, self.span_id(), parent)
-
-    def add(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        times: tuple[int, int],
-        attributes: Mapping[str, Any],
-        *,
-        serves: bool = False,
-        error: str | None = None,
-    ) -> None:
-        """Record a span that lasted between two Unix times in nanoseconds. `serves`: it answers another
-        process. Without an `error` its status is not set."""
-        trace = self._trace
-        status = trace.Status() if error is None else trace.Status(trace.StatusCode.ERROR, error)
-        self._processor.on_end(
-            self._make(
-                name,
-                context,
-                parent,
-                self._resource,
-                attributes,
-                kind=trace.SpanKind.SERVER if serves else trace.SpanKind.INTERNAL,
-                status=status,
-                start_time=times[0],
-                end_time=times[1],
-                instrumentation_scope=self._scope,
-            )
-        )
-
-    def close(self) -> None:
-        """Export pending spans, within the timeout of the exporter."""
-        self._processor.shutdown()
-
-
-_Part = tuple[str, float, float, dict[str, str | int]]
+_Part = tuple[str, float, float, Attributes]
 
 
 def _outcome(summaries: Sequence[RequestSummary]) -> str:
     return next((each.outcome for each in summaries if each.outcome != OK), OK)
 
 
-def _attributes(summaries: Sequence[RequestSummary]) -> dict[str, Any]:
+def _attributes(summaries: Sequence[RequestSummary]) -> Attributes:
     """Return the attributes of a span for its requests."""
-    shown: dict[str, Any] = {"kvasir.request_id": summaries[0].request_id} if len(summaries) == 1 else {}
+    shown: dict[str, str | int] = (
+        {"kvasir.request_id": summaries[0].request_id} if len(summaries) == 1 else {}
+    )
     return shown | {
         "kvasir.model": summaries[0].model,
         "kvasir.outcome": _outcome(summaries),
@@ -332,19 +249,6 @@ def _parts(summary: RequestSummary, admitted_s: float) -> Iterator[_Part]:
     yield "decode", moved, summary.finished_s, {"kvasir.output_tokens": summary.usage.output_tokens}
 
 
-def otlp_processor(endpoint: str) -> SpanProcessor:
-    """Return a processor that exports to an OTLP collector over gRPC, in its own thread.
-
-    `endpoint` is `host:port` or a URL; only `https://` is encrypted.
-    """
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    return BatchSpanProcessor(
-        OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
-    )
-
-
 def otlp_recorder(
     endpoint: str | None, service: str, *, share: float = 1.0, most_per_s: int = MOST_PER_S
 ) -> SpanRecorder | None:
@@ -352,4 +256,7 @@ def otlp_recorder(
     `most_per_s` are those of SpanRecorder."""
     if endpoint is None:
         return None
+    # Imported here, see SpanRecorder.
+    from kvasir.telemetry.otlp.exporter import otlp_processor
+
     return SpanRecorder(otlp_processor(endpoint), service, share=share, most_per_s=most_per_s)
