@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvasir.config.spec.deployment import Deployment
+from kvasir.config.spec.routing import strictest
 from kvasir.core.golden import GoldenPrompt
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.locality import KNOWN_LINKS, LinkClass
@@ -119,6 +120,7 @@ def _limits_of(deployment: Deployment) -> MachineLimits:
         hedge_after=routing.hedge_after,
         hedge_min_s=routing.hedge_min_s,
         queue_timeout_s=routing.queue_timeout_s,
+        known_slo=strictest(deployment.slo),
     )
 
 

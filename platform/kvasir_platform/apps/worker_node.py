@@ -27,10 +27,11 @@ from kvasir.config.load.model_parsers import resolved
 from kvasir.config.load.model_support import refuse_model, served_classes
 from kvasir.config.load.support import engine_platform
 from kvasir.config.spec.deployment import Deployment, PoolSpec, is_loopback
+from kvasir.config.spec.routing import strictest
 from kvasir.core.errors import ConfigError, EngineStartError, KvasirError
 from kvasir.core.identity import WorkerIdentity
 from kvasir.core.membership import Endpoint, host_port
-from kvasir.core.requests import Role, SloClass
+from kvasir.core.requests import Role
 from kvasir.core.session_link import LinkLimits
 from kvasir.ports.adapters import AdapterEngine
 from kvasir.ports.clock import Clock
@@ -184,7 +185,7 @@ class WorkerNode:
         worker_id = f"{pool_name}-{uuid4().hex[:8]}"
         built = build_engine(view, view.pool(pool_name), clock, place)
         collector = deployment.telemetry.otlp_endpoint
-        spans = otlp_leg_recorder(collector, deployment.name, worker_id, strictest(deployment))
+        spans = otlp_leg_recorder(collector, deployment.name, worker_id, strictest(deployment.slo))
         engine = WatchedEngine(built if spans is None else TracedEngine(built, spans, clock), clock)
         spec = deployment.worker
         limits = SessionHostLimits(
@@ -245,12 +246,6 @@ class WorkerNode:
         await self._host.close()
         await self._server.stop(STOP_GRACE_S)
         await self._serving.stop()
-
-
-def strictest(deployment: Deployment) -> SloClass:
-    """Return what any class promises, so that no leg that is slow for its class is taken for a quick one."""
-    classes = deployment.slo
-    return SloClass("any", min(each.ttft_s for each in classes), min(each.itl_s for each in classes))
 
 
 async def start_node(

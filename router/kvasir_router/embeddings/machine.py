@@ -180,7 +180,7 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
             priority=request.priority,
             trace_context=request.trace_context,
             second_text_at=request.second_text_at,
-            slo=request.slo if request.trace_context else None,
+            slo=self._limits.named_slo(request),
         )
         self._table.out.append(SubmitTo(worker_id, leg))
 

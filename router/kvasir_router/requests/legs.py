@@ -24,7 +24,7 @@ class LegControl:
     def __init__(self, table: RequestTable) -> None:
         self._fleet = table.fleet
         self._out = table.out
-        self._ghost_ttl_s = table.limits.ghost_ttl_s
+        self._limits = table.limits
 
     def submit(
         self, state: RequestState, kind: Leg, target: RoutingTarget, handoff: KvHandoff | None = None
@@ -50,7 +50,7 @@ class LegControl:
             tier_tokens=0 if kind is Leg.DECODE else sum(state.planned.predicted_tier_tokens),
             parsing=None if kind is Leg.PREFILL else request.parsing,
             media=request.media,
-            slo=request.slo if request.trace_context else None,
+            slo=self._limits.named_slo(request),
         )
         self._out.append(SubmitTo(target.worker_id, leg))
 
@@ -88,7 +88,7 @@ class LegControl:
 
     def _abort(self, leg: RunningLeg, now: float) -> None:
         worker = self._fleet.workers[leg.target.worker_id]
-        worker.forget_ghosts(now - self._ghost_ttl_s)
+        worker.forget_ghosts(now - self._limits.ghost_ttl_s)
         worker.abandon(leg.leg_id, now)
         self._out.append(AbortOn(worker.worker_id, (leg.leg_id,)))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
-from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, Timings, Usage
+from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, SloClass, Timings, Usage
 from kvasir.core.values import changed
 from kvasir.native import StreamTokens
 from kvasir.ports.router import LostAttempt, RequestSummary, RunningView
@@ -27,7 +27,7 @@ size."""
 class MachineLimits:
     """See kvasir.config.spec.routing; admission limits what waits. `migrate_s` is how long legs on a broken
     connection wait for it to resume, and `ghost_ttl_s` bounds the memory of aborted legs whose worker never
-    reports their end."""
+    reports their end. By `known_slo`, workers judge legs that name no SLO class."""
 
     max_in_flight: int = 4096
     max_retries: int = 2
@@ -38,6 +38,15 @@ class MachineLimits:
     hedge_min_s: float = 1.0
     queue_timeout_s: float = 60.0
     ghost_ttl_s: float = 60.0
+    known_slo: SloClass | None = None
+
+    def named_slo(self, request: Request) -> SloClass | None:
+        """Return the SLO class that legs of a request name. They name none that would change nothing: workers
+        judge only what they trace."""
+        slo, known = request.slo, self.known_slo
+        if not request.trace_context:
+            return None
+        return None if known is not None and (known.ttft_s, known.itl_s) == (slo.ttft_s, slo.itl_s) else slo
 
 
 class Phase(StrEnum):

@@ -10,8 +10,9 @@ from tests.kit.model_folder import write_model, write_safetensors
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import loads
 from kvasir.config.spec.deployment import Deployment, SloSpec
+from kvasir.config.spec.routing import strictest
 from kvasir.core.errors import ConfigError
-from kvasir_platform.apps.worker_node import build_engine, strictest, worker_view
+from kvasir_platform.apps.worker_node import build_engine, worker_view
 from kvasir_workers.engines.sim.embedding import SimEmbeddingEngine
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.pool.fence import fence_name
@@ -63,7 +64,7 @@ def test_a_leg_of_an_unknown_class_is_judged_by_what_any_class_promises() -> Non
     deployment = Deployment(
         slo=(SloSpec(name="chat", ttft_s=2.0, itl_s=0.05), SloSpec(name="search", ttft_s=0.5, itl_s=1.0))
     )
-    promised = strictest(deployment)
+    promised = strictest(deployment.slo)
     assert (promised.ttft_s, promised.itl_s) == (0.5, 0.05)
 
 

@@ -36,6 +36,7 @@ from kvasir.core.messages import (
 )
 from kvasir.core.requests import Delta, EngineRequest, KvHandoff, StepBatch
 from kvasir.core.session_link import LinkLimits, payload_bytes
+from kvasir.core.values import changed
 from kvasir.ports.clock import Clock
 from kvasir.ports.engine import Engine
 from kvasir.ports.session import ConnectionLost, WorkerConnection
@@ -154,12 +155,12 @@ class SessionHost:
             if delta.last:
                 self._finish(session, request_id, delta)
             if request_id != delta.request_id:
-                delta = replace(delta, request_id=request_id)  # noqa: PLW2901 - the router's own name
+                delta = changed(delta, request_id=request_id)  # noqa: PLW2901 - the router's own name
             parts.setdefault(session, []).append(delta)
         kv, load = self._kv.take(), batch.load
         if load is not None and (load.tiers or load.gpus):
             # Load changes would double the cost of a step; `report` sends them a few times a second.
-            load = replace(load, tiers=(), gpus=())
+            load = changed(load, tiers=(), gpus=())
         for session, deltas in parts.items():
             session.load = load or session.load
             self._push(session, StepBatch(tuple(deltas), load, session.defer_if_slow(kv)))
@@ -390,7 +391,7 @@ class SessionHost:
             engine_id = f"{session.session_id}/{engine_id}"
         self._owners[engine_id] = (session, request_id)
         session.live[request_id] = engine_id
-        return request if engine_id == request_id else replace(request, request_id=engine_id)
+        return request if engine_id == request_id else changed(request, request_id=engine_id)
 
     def _finish(self, session: RouterSession, request_id: str, last: Delta) -> None:
         del self._owners[last.request_id]

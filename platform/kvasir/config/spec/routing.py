@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from kvasir.config.spec.base import Name, Spec
+from kvasir.core.requests import SloClass
 
 PolicyName = Literal[
     "cost",
@@ -92,6 +94,11 @@ class SloSpec(Spec):
     """Time to first token."""
     itl_s: float = Field(default=0.1, gt=0)
     """Inter-token latency."""
+
+
+def strictest(classes: Sequence[SloSpec]) -> SloClass:
+    """Return what any class promises, so that what is slow for its class is not taken for quick."""
+    return SloClass("any", min(each.ttft_s for each in classes), min(each.itl_s for each in classes))
 
 
 class PerformanceSpec(Spec):

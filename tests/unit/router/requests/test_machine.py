@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -63,7 +63,7 @@ class Stage:
         make_identity: MakeIdentity,
         disaggregation: str = "always",
         rules: AdmissionRules | None = None,
-        **limits: int,
+        **limits: Any,
     ) -> None:
         self.make_identity = make_identity
         self.now = 0.0
@@ -137,6 +137,19 @@ def test_workers_get_the_class_of_a_request_whose_legs_they_may_record(stage: St
     prefill = only(stage.tell(RequestArrived(request)), SubmitTo).request
     decode = only(stage.prefilled("p0"), SubmitTo).request
     assert [prefill.slo, decode.slo] == [slo if traced else None] * 2
+
+
+@pytest.mark.parametrize("itl_s", [0.1, 0.2])
+def test_workers_do_not_get_a_class_by_whose_promises_they_judge_anyway(
+    make_identity: MakeIdentity, itl_s: float
+) -> None:
+    stage = Stage(make_identity, known_slo=SloClass("any", ttft_s=2.0, itl_s=0.1))
+    stage.ready(p0=Role.PREFILL, d0=Role.DECODE)
+    slo = SloClass("chat", ttft_s=2.0, itl_s=itl_s)
+    request = Request("r", "m", token_ids(range(20)), slo=slo, trace_context=TRACED)
+    prefill = only(stage.tell(RequestArrived(request)), SubmitTo).request
+    decode = only(stage.prefilled("p0"), SubmitTo).request
+    assert [prefill.slo, decode.slo] == [None if itl_s == 0.1 else slo] * 2
 
 
 def test_the_prefill_legs_own_token_never_reaches_the_client(stage: Stage) -> None:
