@@ -100,7 +100,10 @@ def parser() -> argparse.ArgumentParser:
     up = add("up", "start a deployment on this machine", spec, port, epilog=UP_EPILOG)
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop with `kvasir down`")
     up.add_argument(
-        "--timeout", type=positive, default=300.0, metavar="S", help="abort a start after S seconds (300)"
+        "--timeout",
+        type=positive,
+        metavar="S",
+        help="abort a start after S seconds (scaling.start_timeout_s of kvasir.yaml, 900)",
     )
     add("down", "stop a deployment and clean up after it", named)
     add_live(add, gateway, addressed)

@@ -250,6 +250,16 @@ def test_a_failed_replica_ends_the_start_with_its_log_and_leaves_nothing(kvasir:
     assert not Path(kvasir.state().temp_dir).exists()
 
 
+@pytest.mark.parametrize(("options", "seconds"), [([], 1), (["--timeout", "2"], 2)])
+def test_a_start_is_given_up_after_the_time_of_the_file_or_of_the_option(
+    kvasir: Kvasir, options: list[str], seconds: int
+) -> None:
+    up = kvasir.run("up", "--port", "0", "--set", "scaling.start_timeout_s=1", *options, hangs="decode")
+    assert up.returncode == 1
+    assert f"gave up after {seconds} s: replicas are not ready: " in up.stderr
+    assert "decode 0/1" in up.stderr
+
+
 def test_a_part_that_dies_later_ends_the_deployment_with_status_1(kvasir: Kvasir) -> None:
     up = kvasir.up()
     victim = next(p for p in kvasir.marked() if "http.server" in command_line(p))

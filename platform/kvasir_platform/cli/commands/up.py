@@ -68,7 +68,7 @@ def up(args: argparse.Namespace, output: CommandOutput, make_launcher: LauncherF
                 runtime,
                 spec=source,
                 fetch=[view.model for view in deployment.views() if machine.model_of(view).to_download],
-                start_timeout_s=args.timeout,
+                start_timeout_s=args.timeout or deployment.scaling.start_timeout_s,
                 make_launcher=make_launcher or ray_launcher,
                 probe=lambda _: _missing(runtime, replicas),
                 report=display.show,

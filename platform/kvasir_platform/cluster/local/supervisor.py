@@ -42,9 +42,10 @@ class StartProgress:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLimits:
-    """Timeouts in seconds: `start_s` of the whole start, `stop_s` of the stop before the janitor's."""
+    """Timeouts in seconds: `start_s` of the start, after the download of models, `stop_s` of the stop before
+    the janitor's."""
 
-    start_s: float = 300.0
+    start_s: float = 900.0
     stop_s: float = 40.0
     poll_s: float = 0.25
     inventory_s: float = 10.0
@@ -124,9 +125,9 @@ class Supervisor:
         return failure
 
     async def _start(self) -> None:
-        deadline = self._clock.now() + self._limits.start_s
         if self._fetch is not None:
             await self._step("model", "the download to end", self._fetch())
+        deadline = self._clock.now() + self._limits.start_s
         await self._step("cluster", "the processes that carry the pools", self._launcher.start_cluster())
         await self._step("pools", "the cluster to take the pools", self._launcher.start_pools())
         address = await self._step("router", "the gateway to listen", self._launcher.start_router())

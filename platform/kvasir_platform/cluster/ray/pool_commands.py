@@ -12,7 +12,7 @@ from kvasir_platform.cluster.ray.pool_records import PoolRecord
 from kvasir_platform.cluster.ray.pool_status import RUNNING, ReplicaRow, Rolling
 
 # Time for one replica to load its model; the drain of its predecessor is added.
-START_S = 300.0
+START_S = 900.0
 _MESSAGE_CHARACTERS = 2000
 
 

@@ -65,6 +65,7 @@ class Stage:
 
     def __init__(self, folder: Path, limits: SupervisorLimits | None = None) -> None:
         self.launcher = ScriptedLauncher()
+        self.clock = SteppedClock()
         self.told: list[StartProgress] = []
         self.at_ready: DeploymentState | None = None
         self.not_ready: list[str | None] = [None]
@@ -83,7 +84,7 @@ class Stage:
             state,
             janitor=Janitor("unit-supervisor", started_at=0.0, supervised=False, shm=shm),
             probe=self.probe,
-            clock=SteppedClock(),
+            clock=self.clock,
             wall_time=lambda: 77.0,
             report=self.report,
             # The clock goes as fast as tasks sleep on it: only where a start gives up may its time run out.
@@ -171,6 +172,19 @@ async def test_a_start_that_takes_too_long_says_what_it_waited_for(tmp_path: Pat
     failure = await stage.supervisor.run()
     assert failure is not None
     assert "gave up after 5 s: replicas are not ready: prefill 1/1, decode 0/1" in failure.message
+
+
+async def test_the_download_of_a_model_may_take_longer_than_a_start(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SupervisorLimits(start_s=5.0, stop_s=5.0))
+    ready = stage.launcher.statuses[0]
+    stage.launcher.statuses = [[], ready]
+
+    async def downloaded() -> None:
+        await stage.clock.sleep(1000.0)
+
+    stage.supervisor._fetch = downloaded
+    assert await stage.supervisor.run() is None
+    assert stage.clock.now() >= 1000.0
 
 
 async def test_a_gateway_that_never_gets_ready_says_what_is_missing(tmp_path: Path) -> None:
