@@ -230,6 +230,7 @@ async def applied(server: DiscoverableServer, config: Any, verb: str, folder: Pa
     return said
 
 
+@pytest.mark.slow
 async def test_an_upgrade_that_does_not_fit_says_by_how_much_and_changes_nothing(tmp_path: Path) -> None:
     async with helm(tmp_path) as (server, config):
         fits, larger = tmp_path / "8b", tmp_path / "70b"

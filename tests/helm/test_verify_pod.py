@@ -102,6 +102,7 @@ async def verified(folder: Path, address: str) -> tuple[int, dict[str, str]]:
         await kubelet.close()
 
 
+@pytest.mark.slow
 async def test_the_logs_of_the_pod_are_the_report_as_json_and_as_html(tmp_path: Path) -> None:
     with gateway() as address:
         status, logs = await verified(tmp_path / "pod", address)
@@ -116,6 +117,7 @@ async def test_the_logs_of_the_pod_are_the_report_as_json_and_as_html(tmp_path: 
     assert "as one worker alone: 1 tokens are equal" in logs["verify"]
 
 
+@pytest.mark.slow
 async def test_a_verification_that_fails_fails_the_pod_and_has_its_report_too(tmp_path: Path) -> None:
     with gateway(wrong=True) as address:
         status, logs = await verified(tmp_path / "pod", address)
@@ -124,6 +126,7 @@ async def test_a_verification_that_fails_fails_the_pod_and_has_its_report_too(tm
     assert "<h1>llm: FAILED</h1>" in logs["page"]
 
 
+@pytest.mark.slow
 async def test_a_verification_that_cannot_be_made_fails_the_pod_with_the_reason(tmp_path: Path) -> None:
     with gateway(away=True) as address:
         status, logs = await verified(tmp_path / "pod", address)

@@ -9,6 +9,7 @@ import random
 import time
 from dataclasses import dataclass
 
+import pytest
 from tests.kit.engines.bench import EngineBench, start_bench
 
 from kvasir.config.spec.deployment import Deployment, EngineSpec, ModelSpec, PoolSpec
@@ -90,6 +91,7 @@ async def _hour(seed: int, replicas: int) -> Summary:
     return summary
 
 
+@pytest.mark.slow
 def test_an_hour_of_poisson_traffic_passes_in_seconds() -> None:
     # Processor time, which does not depend on what else the machine does.
     started = time.process_time()
@@ -105,6 +107,7 @@ def test_an_hour_of_poisson_traffic_passes_in_seconds() -> None:
     assert speed_up > 60
 
 
+@pytest.mark.slow
 def test_an_hour_of_poisson_traffic_through_the_router_ends_with_every_stream_whole() -> None:
     shape = TrafficShape(rate=0.25, seconds=3600.0)
     streams: list[tuple[ClientStream, Arrival]] = []

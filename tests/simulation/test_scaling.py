@@ -219,6 +219,7 @@ def predicted(by: float, seconds: float, from_s: float = 0.0) -> Play:
 OFF = (1.0, 3.0, 1 / 3)
 
 
+@pytest.mark.slow
 def test_a_predictor_that_is_always_wrong_is_corrected_by_what_came() -> None:
     honest, *wrong = plays = [predicted(by, 3 * HOUR_S).run(HOUR_S) for by in OFF]
     for play, pool in itertools.product(wrong, ROLES):
@@ -232,6 +233,7 @@ def test_a_predictor_that_is_always_wrong_is_corrected_by_what_came() -> None:
         assert turns(play.sizes[pool]) <= turns(honest.sizes[pool]) + 2
 
 
+@pytest.mark.slow
 def test_a_predictor_that_goes_wrong_costs_no_more_than_it_is_wrong_by_and_for_a_time() -> None:
     honest, *wrong = plays = [predicted(by, 4.5 * HOUR_S, 1.5 * HOUR_S).run(1.5 * HOUR_S) for by in OFF]
     for play in plays:

@@ -168,6 +168,7 @@ def test_admission_refuses_what_would_wait_for_too_long() -> None:
     assert admitted.whole_goodput > 1.5 * everything.whole_goodput
 
 
+@pytest.mark.slow
 def test_the_planner_adds_replicas_under_load_and_pays_for_them() -> None:
     pool = small_pool(Role.BOTH, 1)
     deployment = Deployment(
