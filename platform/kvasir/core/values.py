@@ -22,8 +22,8 @@ def value(cls: type[T]) -> type[T]:
 
 def changed(one: T, **new: object) -> T:
     """Return a copy of a value with these fields changed, as `dataclasses.replace` does in up to three times
-    the time. Of a class made by `value` with two fields or more. Raises AttributeError for a field that it
-    has not."""
+    the time (by hand). Of a class made by `value` with two fields or more. Raises AttributeError for a field
+    that it has not."""
     made: T = type(one)(*_READERS[type(one)](one))
     for name, content in new.items():
         setattr(made, name, content)

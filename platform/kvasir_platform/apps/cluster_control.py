@@ -211,10 +211,12 @@ class ClusterControl:
     def _watches(
         self, pools: RayPools, clock: Clock, sizing: Sizing | None
     ) -> tuple[PoolCommands, PoolRolls]:
-        drain_s = self._spec_file.deployment.worker.drain_s
+        deployment = self._spec_file.deployment
+        drain_s, start_s = deployment.worker.drain_s, deployment.scaling.start_timeout_s
         pods = self._pods_file
         rolls = PoolRolls(pools, clock, self._tell, drain_s=drain_s, revision=lambda: pods.revision)
-        work = PoolCommands(pools, clock, drain_s=drain_s, sizes=sizing, failed_start=rolls.failed_start)
+        failed = rolls.failed_start
+        work = PoolCommands(pools, clock, start_s=start_s, drain_s=drain_s, sizes=sizing, failed_start=failed)
         return work, rolls
 
     def _changed(self) -> bool:

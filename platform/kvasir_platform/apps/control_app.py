@@ -74,7 +74,8 @@ def run(
                     bind = f"127.0.0.1:{planner_port}"
                     sizing = Sizing(deployment, pools, clock, reporter.event, bind=bind, token=token)
                     reporter.event("planner", address=sizing.address)
-                work = PoolCommands(pools, clock, drain_s=deployment.worker.drain_s, sizes=sizing)
+                start_s, drain_s = deployment.scaling.start_timeout_s, deployment.worker.drain_s
+                work = PoolCommands(pools, clock, start_s=start_s, drain_s=drain_s, sizes=sizing)
                 look_at = clock.now()
                 while not stop.requested:
                     asked = commands.wait(STATUS_PERIOD_S)

@@ -45,7 +45,7 @@ class SupervisorLimits:
     """Timeouts in seconds: `start_s` of the start, after the download of models, `stop_s` of the stop before
     the janitor's."""
 
-    start_s: float = 900.0
+    start_s: float
     stop_s: float = 40.0
     poll_s: float = 0.25
     inventory_s: float = 10.0

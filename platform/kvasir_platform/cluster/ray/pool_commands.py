@@ -11,8 +11,6 @@ from kvasir_platform.cluster.local.commands import CommandClient, ControlCommand
 from kvasir_platform.cluster.ray.pool_records import PoolRecord
 from kvasir_platform.cluster.ray.pool_status import RUNNING, ReplicaRow, Rolling
 
-# Time for one replica to load its model; the drain of its predecessor is added.
-START_S = 900.0
 _MESSAGE_CHARACTERS = 2000
 
 
@@ -90,13 +88,15 @@ class Sizes(Protocol):
 
 class PoolCommands:
     """Runs one command at a time; `step` advances the running one. `failed_start` returns the newest start of
-    a pool that failed, if it has not started since."""
+    a pool that failed, if it has not started since. A restart has `start_s` seconds for each replica to load
+    its model, and `drain_s` for the drain of its predecessor."""
 
     def __init__(
         self,
         pools: RestartablePools,
         clock: Clock,
         *,
+        start_s: float,
         drain_s: float,
         sizes: Sizes | None = None,
         failed_start: Callable[[str], FailedAttempt | None] = _never,
@@ -105,7 +105,7 @@ class PoolCommands:
         self._failed_start = failed_start
         self._sizes = sizes
         self._clock = clock
-        self._drain_s = drain_s
+        self._replica_s = start_s + drain_s
         self._running: tuple[Rolling, CommandClient] | None = None
 
     @property
@@ -209,6 +209,6 @@ class PoolCommands:
         wanted = self._pools.wanted(pool)
         old = frozenset(row.replica_id for row in self._pools.replicas(pool))
         beside = self._pools.restart(pool)
-        deadline = self._clock.now() + max(1, wanted) * (START_S + self._drain_s)
+        deadline = self._clock.now() + max(1, wanted) * self._replica_s
         self._running = (Rolling(pool, old, wanted, deadline), caller)
         caller.tell("started", pool=pool, replicas=wanted, beside=beside)

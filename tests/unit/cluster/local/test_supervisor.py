@@ -249,7 +249,7 @@ async def test_a_stop_that_hangs_is_cut_by_a_second_signal(stage: Stage) -> None
 
 
 async def test_a_stop_that_hangs_is_cut_after_its_limit(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, SupervisorLimits(stop_s=0.05))
+    stage = Stage(tmp_path, SupervisorLimits(start_s=1e6, stop_s=0.05))
     stage.launcher.hangs.add("stop")
     assert await stage.supervisor.run() is None
     assert stage.events()[-1] == "stopped"

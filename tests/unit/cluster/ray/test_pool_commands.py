@@ -92,7 +92,7 @@ class Desk:
 
     def __init__(self, commands: CommandSocket, path: Path) -> None:
         self.pools, self.clock = Pools(), StillClock()
-        self.work = PoolCommands(self.pools, self.clock, drain_s=1.0)
+        self.work = PoolCommands(self.pools, self.clock, start_s=900.0, drain_s=1.0)
         self._commands = commands
         self._path = path
 
@@ -167,7 +167,10 @@ def test_another_pools_failure_is_not_this_restarts(desk: Desk) -> None:
 
 def test_a_restart_that_never_ends_is_given_up(desk: Desk) -> None:
     answers, thread = desk.ask(ControlCommand("restart", "decode"))
-    desk.clock.at = 10_000.0
+    desk.clock.at = 2 * (900.0 + 1.0) - 1.0
+    desk.step()
+    assert desk.work.busy
+    desk.clock.at += 2.0
     desk.step()
     assert finish(answers, thread)[-1]["message"] == "not done in time"
 
@@ -204,7 +207,7 @@ def test_pools_are_told_with_the_error_of_the_newest_start_and_the_next_attempt(
     listener = Listener()
     note = "attempt 3 failed, the next one is at 17:05:10 UTC: no weights"
     failed = {"decode": Attempt(note)}
-    work = PoolCommands(Pools(), StillClock(), drain_s=1.0, failed_start=failed.get)
+    work = PoolCommands(Pools(), StillClock(), start_s=900.0, drain_s=1.0, failed_start=failed.get)
     work.take(ControlCommand("status", ""), listener)
     ((event, details),) = listener.told
     assert event == "done"
@@ -272,7 +275,7 @@ class Listener(CommandClient):
 
 def _asked(what: ControlCommand, sizes: Planned | None) -> tuple[Pools, list[tuple[str, dict[str, object]]]]:
     pools, listener = Pools(), Listener()
-    PoolCommands(pools, StillClock(), drain_s=1.0, sizes=sizes).take(what, listener)
+    PoolCommands(pools, StillClock(), start_s=900.0, drain_s=1.0, sizes=sizes).take(what, listener)
     return pools, listener.told
 
 
@@ -296,7 +299,7 @@ def test_a_pool_that_nobody_plans_for_cannot_be_given_back() -> None:
 
 def test_sizes_are_explained_while_a_restart_runs() -> None:
     pools, listener = Pools(), Listener()
-    work = PoolCommands(pools, StillClock(), drain_s=1.0, sizes=Planned())
+    work = PoolCommands(pools, StillClock(), start_s=900.0, drain_s=1.0, sizes=Planned())
     work.take(ControlCommand("restart", "decode"), listener)
     work.take(ControlCommand("explain", ""), listener)
     assert listener.told[-1] == ("done", {"explanation": {"now": 0.0, "by_hand": []}})
@@ -304,7 +307,7 @@ def test_sizes_are_explained_while_a_restart_runs() -> None:
 
 def test_sizes_that_nobody_plans_are_explained_by_who_set_them() -> None:
     pools, listener = Pools(), Listener()
-    work = PoolCommands(pools, StillClock(), drain_s=1.0)
+    work = PoolCommands(pools, StillClock(), start_s=900.0, drain_s=1.0)
     work.take(ControlCommand("explain", ""), listener)
     pools.size = 3
     work.take(ControlCommand("explain", ""), listener)
