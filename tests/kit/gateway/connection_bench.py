@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 from kvasir.core.errors import CapacityError, KvasirError
@@ -15,17 +17,25 @@ from kvasir_platform.gateway.http.listener import Listener
 
 
 class FakeSocket:
-    """Accepts socket options."""
+    """Accepts socket options. `error` is what the kernel reports of the connection, 0 for nothing."""
+
+    def __init__(self) -> None:
+        self.error = 0
 
     def setsockopt(self, *_: object) -> None:
         """Nothing."""
+
+    def getsockopt(self, _level: int, _option: int) -> int:
+        """Return the error, the only option that is read."""
+        return self.error
 
 
 class FakeTransport(asyncio.Transport):
     """Records what is written; `half` after write_eof, `gone` after close or abort."""
 
     def __init__(self) -> None:
-        super().__init__({"socket": FakeSocket(), "peername": ("192.0.2.1", 5)})
+        self.socket = FakeSocket()
+        super().__init__({"socket": self.socket, "peername": ("192.0.2.1", 5)})
         self.sent = bytearray()
         self.reading = True
         self.half = False
@@ -56,6 +66,10 @@ class FakeTransport(asyncio.Transport):
         """Half-close."""
         self.half = True
 
+    def is_closing(self) -> bool:
+        """Return whether it was closed."""
+        return self.gone
+
     def close(self) -> None:
         """Close."""
         self.gone = True
@@ -73,6 +87,7 @@ class Bench:
     ) -> None:
         self.now_s = 0.0
         self.soon: deque[Callable[[], None]] = deque()
+        self.timers: list[tuple[float, Callable[[], None]]] = []
         self.loop = self
         self.handle = handler
         self.early: Callable[[HttpRequest], object] | None = None
@@ -92,6 +107,9 @@ class Bench:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> None:
+        self.timers.append((self.now_s + delay_s, partial(callback, *arguments)))
 
     def opened(self, _held: object, _peer: object) -> KvasirError | None:
         self.open = True
@@ -141,7 +159,13 @@ class Bench:
 
     def later(self, seconds: float) -> None:
         """Advance time and run expired timers."""
-        self.now_s += seconds
+        until_s = self.now_s + seconds
+        while due := [timer for timer in self.timers if timer[0] <= until_s]:
+            self.timers.remove(timer := min(due, key=itemgetter(0)))
+            self.now_s, callback = timer
+            callback()
+            self.turn()
+        self.now_s = until_s
         if self.open and self.connection.deadline <= self.now_s:
             self.connection.expire()
         self.turn()

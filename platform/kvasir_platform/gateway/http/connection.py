@@ -223,8 +223,6 @@ class HttpConnection(ConnectionOutput):
             self._cut(SLOW_READER)
         elif self._full is not None and not self._begun:
             self._refuse(self._full)
-        elif self._half_closed and self._exchange is not None:
-            self._probe()
         elif self._reading == BODY:
             self._judge_body()
         elif self._reading == HEADERS and self._begun:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
 from kvasir.native import Lane, SocketLane, StreamGaps
-from kvasir.telemetry.reasons import SLOW_READER
+from kvasir.telemetry.reasons import CLIENT_CLOSED, SLOW_READER
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.http.limits import HttpLimits
 
@@ -30,7 +30,8 @@ _QUEUE_BYTES = 8 << 10
 small writes to a slow reader are joined in one buffer of this class instead."""
 _KERNEL_BYTES = 64 << 10
 """The kernel doubles it; without a bound it buffers megabytes for a client that does not read."""
-_PROBE_S = 1.0
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.005, 0.64
+"""Waits for the reset of a client that has left; each is twice the one before."""
 _OVERHEAD = 0.45
 """The share of a stream's limit that queues and growing buffers take in addition to their bytes."""
 
@@ -96,16 +97,19 @@ class ConnectionOutput(asyncio.Protocol, ABC):
     def eof_received(self) -> bool:
         """The client has sent all it will: keep the connection for the answer that is due, if any. A client
         that has left altogether looks the same until something is written to it, and answers that by a
-        reset, which the write after it reports. So an interim response is written, twice. Where none can be
-        written (a stream that has begun, HTTP/1.0, TLS), the client counts as gone."""
+        reset. So an interim response is written, and another one later, in case the reset takes longer than
+        it is waited for. Where none can be written (a stream that has begun, HTTP/1.0, TLS), the client
+        counts as gone."""
         exchange = self._exchange
         if exchange is None or exchange.streaming:
             return False
         if not exchange.request.chunked or not self._transport.can_write_eof():
             return False
         self._half_closed = True
-        self._probe()
-        self.deadline = self._listener.loop.time() + _PROBE_S
+        self.deadline = math.inf
+        if self._writable:
+            self._write_continue()
+        self._listener.loop.call_later(_FIRST_LOOK_S, self._look, _FIRST_LOOK_S)
         return True
 
     # -- the exchange's side
@@ -163,10 +167,16 @@ class ConnectionOutput(asyncio.Protocol, ABC):
 
     # -- inside
 
-    def _probe(self) -> None:
-        """Write an interim response, which a client skips, unless the answer has begun."""
-        self.deadline = math.inf
-        if self._exchange is not None and not self._exchange.streaming and self._writable:
+    def _look(self, waited_s: float) -> None:
+        """Cut a client that has answered the interim response by a reset, of which a socket that is not read
+        from tells nobody; else look again later. Writing the answer reports a reset by itself."""
+        if self._exchange is None or self._exchange.streaming or self._transport.is_closing():
+            return
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._cut(CLIENT_CLOSED)
+        elif waited_s < _LAST_LOOK_S:
+            self._listener.loop.call_later(2 * waited_s, self._look, 2 * waited_s)
+        elif self._writable:
             self._write_continue()
 
     def _write_continue(self) -> None:

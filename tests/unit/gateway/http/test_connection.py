@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import weakref
 
 import pytest
@@ -248,7 +249,8 @@ def test_a_client_that_sends_no_more_gets_the_answers_that_are_due() -> None:
     server.ends()
     assert not server.transport.gone
     assert server.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
-    server.later(1.1)
+    server.later(1.0)
+    assert server.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
     server.later(100.0)
     assert server.sent == b"HTTP/1.1 100 Continue\r\n\r\n" * 2, "the second reports what the first met"
     for number in range(2):
@@ -256,6 +258,23 @@ def test_a_client_that_sends_no_more_gets_the_answers_that_are_due() -> None:
         server.turn()
     assert server.sent.count(b"HTTP/1.1 200 OK") == 2
     assert server.transport.gone
+
+
+@pytest.mark.parametrize("away_s", [0.0, 0.1, 0.4])
+def test_a_client_that_has_left_is_noticed_soon_after_its_reset(away_s: float) -> None:
+    server = Server(at_once=False)
+    server.feed(post(b"{}"))
+    gone: list[str] = []
+    server.taken[0].on_gone = gone.append
+    server.ends()
+    server.later(away_s)
+    assert not gone
+    server.transport.socket.error = errno.ECONNRESET
+    server.later(max(0.01, 1.1 * away_s))
+    assert gone == ["client_closed"]
+    assert server.transport.gone
+    server.later(100.0)
+    assert server.sent == b"HTTP/1.1 100 Continue\r\n\r\n", "nothing is written to it any more"
 
 
 def test_a_stream_that_begins_after_its_client_sends_no_more_is_sent_and_one_that_has_begun_ends() -> None:
