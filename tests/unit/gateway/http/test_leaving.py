@@ -22,9 +22,14 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 def test_a_client_that_has_left_is_noticed_by_its_reset_alone(
     monkeypatch: pytest.MonkeyPatch, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    interim = []
+    interim: list[HttpConnection] = []
     write = HttpConnection._write_continue
-    monkeypatch.setattr(HttpConnection, "_write_continue", lambda held: interim.append(write(held)))
+
+    def counted(held: HttpConnection) -> None:
+        interim.append(held)
+        write(held)
+
+    monkeypatch.setattr(HttpConnection, "_write_continue", counted)
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(_leave()) == "client_closed"
     assert len(interim) == 1, "a second one, a second later, would have reported the reset"
