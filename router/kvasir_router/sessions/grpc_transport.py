@@ -40,6 +40,11 @@ WRONG_IDENTITY = "wrong_identity"
 UNTRUSTED = "untrusted_certificate"
 
 _VERIFY_FAILED = re.compile(r"CERTIFICATE_VERIFY_FAILED: (.+?)(?:: OK)?$")
+_NO_REASON = "Internal error from Core"
+"""gRPC's details of a call that ended while a message was sent. They replace the worker's, which may have
+refused the call."""
+_DIALS = 3
+"""Attempts to learn why a worker ends a call."""
 _BROKEN = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 _REFUSALS = frozenset(
     {
@@ -189,6 +194,21 @@ class GrpcDialer:
     async def dial(self, address: str, hello: Hello) -> GrpcRouterConnection:
         """Connect, and exchange Hello and Welcome. Raises ConnectionLost on a timeout, and ProtocolError if
         the worker refuses, with its reason, or has the wrong identity."""
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                for _ in range(_DIALS - 1):
+                    try:
+                        return await self._dial(address, hello)
+                    except ConnectionLost as error:
+                        if _NO_REASON not in str(error):
+                            raise
+                return await self._dial(address, hello)
+        except TimeoutError as error:
+            raise ConnectionLost(
+                f"no answer from {address} in {self._limits.connect_timeout_s:g} s"
+            ) from error
+
+    async def _dial(self, address: str, hello: Hello) -> GrpcRouterConnection:
         channel = self._channel(address)
         method = channel.stream_stream(
             f"/{SERVICE}/Session", request_serializer=None, response_deserializer=None
@@ -196,14 +216,8 @@ class GrpcDialer:
         call: Call = method(None, metadata=self._metadata, wait_for_ready=False)
         connection = GrpcRouterConnection(channel, call)
         try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
-                await connection.handshake(hello)
+            await connection.handshake(hello)
             self._check_pool(address, connection.welcome)
-        except TimeoutError as error:
-            await connection.close()
-            raise ConnectionLost(
-                f"no answer from {address} in {self._limits.connect_timeout_s:g} s"
-            ) from error
         except ConnectionLost as error:
             await connection.close()
             raise self._meant(error, address) from error
