@@ -48,8 +48,8 @@ class ScalingSpec(Spec):
     """Assumed duration of a start until one is measured."""
     start_timeout_s: float = Field(default=900.0, gt=0)
     """A replica that does not serve after this time is not counted, and no more replicas are requested while
-    there is one. `kvasir up` gives up a start after this time, and `kvasir restart`
-    after as much for each replica."""
+    there is one. `kvasir up` gives up a start after this time, and `kvasir restart` after as much for each
+    replica."""
     flips: bool = True
     """Allow workers of a prefill and a decode pool with equal engine settings to change roles, instead of
     starting a replica in one pool and stopping one in the other."""

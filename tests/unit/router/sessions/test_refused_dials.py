@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import grpc.aio
 import pytest
 
 from kvasir.core.errors import ProtocolError
 from kvasir.core.messages import Hello
 from kvasir.ports.session import ConnectionLost
+from kvasir_router.sessions import grpc_transport
 from kvasir_router.sessions.grpc_transport import GrpcDialer, GrpcRouterConnection
 
 HELLO = Hello("router", "s", 7, 4)
@@ -37,3 +41,12 @@ async def test_a_router_asks_again_for_a_reason_that_grpc_has_replaced_and_for_n
     with pytest.raises((ProtocolError, ConnectionLost), match=said):
         await GrpcDialer("wrong").dial("127.0.0.1:9", HELLO)
     assert next(coming, None) is None, "it asked for each"
+
+
+async def test_these_are_the_details_that_grpc_gives_a_call_whose_write_failed() -> None:
+    async with grpc.aio.insecure_channel("127.0.0.1:9") as channel:
+        method = channel.stream_stream("/s/Session", request_serializer=None, response_deserializer=None)
+        call: Any = method(None)
+        call._cython_call.set_internal_error("a write failed")
+        assert await call.details() == grpc_transport._NO_REASON
+        call.cancel()
