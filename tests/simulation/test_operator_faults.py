@@ -90,13 +90,13 @@ def test_the_console_top_and_an_alert_name_a_fault(
     assert min(fired.values()) >= 0, fired
 
 
-def test_a_browser_shows_the_text_of_each_fault_in_the_verdict(watch: Watch, tmp_path: Path) -> None:
+def test_a_browser_shows_the_text_of_each_fault_in_the_verdict(watch: Watch) -> None:
     pages = [(fault, watch(fault).status) for fault in FAULTS]
-    asyncio.run(shown_in_turn(pages, tmp_path))
+    asyncio.run(shown_in_turn(pages))
 
 
-async def shown_in_turn(pages: Sequence[tuple[InjectedFault, dict[str, Any]]], profile: Path) -> None:
-    async with recorded_console() as console, opened_tab(profile) as tab:
+async def shown_in_turn(pages: Sequence[tuple[InjectedFault, dict[str, Any]]]) -> None:
+    async with recorded_console() as console, opened_tab() as tab:
         await tab.open(console.address)
         for fault, status in pages:
             # The deployment's name stands at the top, by which the page is seen to be this fault's.

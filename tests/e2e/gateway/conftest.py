@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -124,9 +123,9 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
 
 
 @pytest_asyncio.fixture
-async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
+async def tab() -> AsyncIterator[Tab]:
     """A tab of a browser of its own."""
-    async with opened_tab(tmp_path / "profile") as tab:
+    async with opened_tab() as tab:
         yield tab
 
 

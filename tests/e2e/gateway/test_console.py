@@ -205,7 +205,7 @@ async def test_views_are_reached_with_the_keyboard(product: Any, tab: Tab) -> No
     assert focused == ["Skip to the content", "Fleet", "Requests"]
     outline = await tab.until("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
-    await tab.press("Enter", "\r")
+    await tab.press("Enter")
     await tab.shows("No request runs.")
     await tab.until("document.querySelector('nav [aria-current]').innerText === 'Requests'")
 

@@ -143,6 +143,8 @@ async def test_the_playground_sends_its_examples_of_a_schema_and_of_tools(start:
     schema, tools = (f"textarea[aria-label='{name}'] + button" for name in ("JSON schema", "Tools"))
     await tab.open(console(edge, "playground"))
     await pick(tab, 0, "Model", MODEL)
+    for name in ("JSON schema", "Tools"):
+        await tab.click(f"details:has(textarea[aria-label='{name}']) summary")
     await tab.click(schema)
     await tab.type("textarea[aria-label=Prompt]", "What did Kvasir become?\n")
     answer = await tab.until("document.querySelector('.answer:has(.timing) .text')?.innerText")
@@ -194,10 +196,10 @@ async def test_requests_are_sorted_and_opened_with_the_keyboard(product: Any, ta
     assert names == ["1", "40", "8"]
     at = [*(await rows(tab, "Requests that ended"))[0]].index("output") + 1
     await tab_to(tab, f"{ended} th:nth-child({at}) button")
-    await tab.press("Enter", "\r")
+    await tab.press("Enter")
     await tab.until(f"document.querySelector(\"{ended} th[aria-sort=descending]\")?.innerText === 'output ↓'")
     assert [each["output"] for each in await rows(tab, "Requests that ended")] == ["40", "8", "1"]
     await tab_to(tab, f"{ended} tbody a")
-    await tab.press("Enter", "\r")
+    await tab.press("Enter")
     await tab.until("location.hash.startsWith('#/requests/mine-1')")
     await tab.shows("SLO default")

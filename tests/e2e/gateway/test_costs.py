@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -288,12 +287,12 @@ async def test_costs_that_are_not_counted_say_so(edge: Any) -> None:
 SLO_CLASSES = "[...document.querySelectorAll('[aria-label=\"Costs by SLO class\"] tbody tr')]"
 
 
-async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
+async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer) -> None:
     budget = {"soft": 5.0, "hard": 10.0}
     tenant = {"name": "default", "operator": True, "budget": budget}
     slos = [{"name": "chat"}, {"name": "batch"}]
     spec = {"tenancy": {"tenants": [tenant]}, "slo": slos}
-    async with charged(tokenizer, spec) as made, opened_tab(tmp_path) as tab:
+    async with charged(tokenizer, spec) as made, opened_tab() as tab:
         for slo in ("chat", "chat", "batch"):
             await made.ask(max_tokens=8, **{"x-kvasir-slo": slo})
         await made.earlier(20, 40.0)

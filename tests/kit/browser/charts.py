@@ -42,7 +42,7 @@ def open_charts(
     whole = page.read_text(encoding="utf-8")
     assert "</body>" in whole
     probed.write_text(whole.replace("</body>", f"{_PROBE}</body>"), encoding="utf-8")
-    opened = open_page(probed, name, tmp_path, dark=dark, height=height)
+    opened = open_page(probed, name, dark=dark, height=height)
     (text,) = re.findall(r'data-charts="([^"]*)"', opened.html)
     found = json.loads(unescape(text))
     return opened, [

@@ -1,47 +1,24 @@
 """Opens pages in headless Chromium, as an operator's browser would.
 
-Chromium is Debian's package `chromium`; a machine without it fails the tests that need it. Its resolver knows
-no other host, so a page that asks one is seen and gets nothing.
+Playwright drives Debian's package `chromium`, so that nothing is downloaded; a machine without the package
+fails the tests that need it. The browser's resolver knows no other host, so a page that asks one is seen and
+gets nothing.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
 
 SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
-_TIMEOUT_S = 60
-_CONSOLE = re.compile(r"CONSOLE[:(]\S* (.*)")
 _TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
-_BROWSERS_OWN = tuple(
-    f"{scheme}://{host}/"
-    for scheme in ("http", "https")
-    for host in (
-        *(f"{name}.google.com" for name in ("accounts", "android.clients", "clients2", "www", "update")),
-        *(f"{name}.googleapis.com" for name in ("update", "optimizationguide-pa")),
-        "optimizationguide-pa.google.com",
-    )
-)
-"""What Chromium itself asks, whatever page is open."""
-OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-extensions",
-    "--disable-component-update",
-    "--disable-background-networking",
-    "--disable-domain-reliability",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
-_VIRTUAL_TIME = "--virtual-time-budget=4000"
+_INLINE = ("data:", "blob:")
 
 
 @dataclass(frozen=True)
@@ -67,43 +44,41 @@ def chromium() -> str:
     return found
 
 
-def open_page(
-    page: Path | str, name: str, tmp_path: Path, *, dark: bool = False, height: int = 1400
-) -> OpenedPage:
+def launch_options() -> Mapping[str, Any]:
+    """How Playwright launches the browser. Raises AssertionError as `chromium` does."""
+    rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+    # Root, as which containers run tests, has no sandbox.
+    return {"executable_path": chromium(), "chromium_sandbox": False, "args": [rules]}
+
+
+def kept(name: str) -> Path:
+    """Where the picture of this name is kept."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    return SCREENSHOTS / f"{name}.png"
+
+
+def keep_line(lines: list[str], kind: str, text: str) -> None:
+    """Keep what was written into a page's console."""
+    # `verbose` is Chromium's advice, and no fault.
+    if kind != "verbose":
+        lines.append(text)
+
+
+def open_page(page: Path | str, name: str, *, dark: bool = False, height: int = 1400) -> OpenedPage:
     """Open a file or an address, and keep a screenshot of this name."""
     address = page if isinstance(page, str) else page.resolve().as_uri()
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    screenshot = SCREENSHOTS / f"{name}.png"
-    log = tmp_path / f"{name}.net.json"
-    scheme = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0") if dark else ()
-    dumped = _run(
-        "--dump-dom",
-        f"--screenshot={screenshot}",
-        f"--log-net-log={log}",
-        f"--user-data-dir={tmp_path / name}",
-        f"--window-size=1200,{height}",
-        *scheme,
-        address,
-    )
-    assert screenshot.stat().st_size > 0
     own = address.partition("#")[0].rpartition("/")[0]
-    console = tuple(found.group(1) for line in dumped.stderr.splitlines() if (found := _CONSOLE.search(line)))
-    return OpenedPage(dumped.stdout, console, tuple(_requests(log, own)), screenshot)
-
-
-def _run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [chromium(), *OPTIONS, _VIRTUAL_TIME, *options],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=True,
-    )
-
-
-def _requests(log: Path, own: str) -> list[str]:
-    """The addresses in a network log, without the page's own."""
-    urls = set(re.findall(r'"url":"([a-z]+:[^"]*)"', log.read_text()))
-    return sorted(
-        url for url in urls if not url.startswith((own, "data:", "file:", "chrome:", *_BROWSERS_OWN))
-    )
+    console: list[str] = []
+    asked: list[str] = []
+    with sync_playwright() as playwright, playwright.chromium.launch(**launch_options()) as browser:
+        opened = browser.new_page(
+            viewport={"width": 1200, "height": height}, color_scheme="dark" if dark else "light"
+        )
+        opened.on("console", lambda message: keep_line(console, message.type, message.text))
+        opened.on("pageerror", lambda error: console.append(str(error)))
+        opened.on("request", lambda request: asked.append(request.url))
+        opened.goto(address)
+        opened.screenshot(path=kept(name))
+        html = opened.content()
+    foreign = sorted({each for each in asked if not each.startswith((own, *_INLINE))})
+    return OpenedPage(html, tuple(console), tuple(foreign), kept(name))

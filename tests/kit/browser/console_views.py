@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.kit.browser.tab import Tab
+from tests.kit.browser.tab import WIDTH, Tab
 
-WIDTH = 1280
 _MOST_TABS = 100
 _ROWS = """((label) => {
   const table = document.querySelector(`[aria-label="${label}"] table`);
@@ -45,8 +44,8 @@ async def choose(tab: Tab, name: str, value: str) -> None:
 
 async def pictured(tab: Tab, view: str) -> None:
     """Keep pictures of a view in both themes. Raise AssertionError if it is wider than the window."""
-    await tab.screenshot(f"console-{view}-dark", dark=True, width=WIDTH)
-    await tab.screenshot(f"console-{view}", width=WIDTH)
+    await tab.screenshot(f"console-{view}-dark", dark=True)
+    await tab.screenshot(f"console-{view}")
     wide = await tab.until("document.documentElement.scrollWidth")
     assert wide <= WIDTH, f"{view} is {wide} pixels wide"
 
