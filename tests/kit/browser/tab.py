@@ -13,6 +13,7 @@ from playwright.async_api import TimeoutError as NeverTrue
 from tests.kit.browser.chromium import keep_line, kept, launch_options
 
 _WAIT_MS = 30_000
+_SHOWN_CHARACTERS = 4_000
 WIDTH, HEIGHT = 1280, 900
 """In pixels: the narrowest window in which the console has to be usable."""
 
@@ -38,7 +39,7 @@ class Tab:
         try:
             found = await self.page.wait_for_function(f"() => ({expression})")
         except NeverTrue:
-            shown = await self.page.inner_text("body")
+            shown = (await self.page.inner_text("body"))[:_SHOWN_CHARACTERS]
             raise AssertionError(f"never true: {expression}; the page shows: {shown}") from None
         return await found.json_value()
 
