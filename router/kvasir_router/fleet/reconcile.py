@@ -7,7 +7,7 @@ is demoted, with the figures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvasir.core.kv import KvState, KvStatus, Medium
 from kvasir.core.requests import Usage
@@ -154,12 +154,7 @@ class IndexHits:
         status, errors = self._index.status(worker_id), self._reconciler.errors(worker_id)
         if status is None:
             return None
-        return replace(
-            status,
-            error_ratio=errors.ratio,
-            evaluated_requests=errors.requests,
-            error_tokens=errors.tokens,
-        )
+        return status.with_errors(errors.ratio, errors.requests, errors.tokens)
 
     def forget(self, worker_id: str) -> None:
         """The worker's session ended."""

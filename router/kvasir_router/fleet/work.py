@@ -126,8 +126,11 @@ class Worker:
 
     @property
     def load(self) -> EngineLoad | None:
-        """The reported load with the last state of tiers and GPUs; a new object for each call."""
-        return None if self.reported is None else replace(self.reported, tiers=self.tiers, gpus=self.gpus)
+        """The reported load with the last state of tiers and GPUs."""
+        reported = self.reported
+        if reported is None or (reported.tiers is self.tiers and reported.gpus is self.gpus):
+            return reported
+        return replace(reported, tiers=self.tiers, gpus=self.gpus)
 
     def free_leg_id(self, request_id: str, attempt: int) -> str:
         """Return an unused name for a leg of the request; the request's own for its first attempt."""

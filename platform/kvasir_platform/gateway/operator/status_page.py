@@ -135,32 +135,36 @@ class StatusPages:
 
     def _facts(self) -> StatusFacts:
         workers, metrics = self._router.workers(), self._metrics
-        scaling = metrics.scaling()
+        scaling, queues = metrics.scaling(), self._router.admission()
+        waiting = any(queue.queued for queue in queues.values())
         return StatusFacts(
             now=self._clock.now(),
             stopping=self._draining(),
             readiness=self._router.not_ready_models(),
             workers=workers,
             pools=pool_sizes(self._deployment, workers, {} if scaling is None else scaling.plans),
-            queues=self._router.admission(),
+            queues=queues,
             in_flight=self._in_flight(),
             planner_inactive_s=0.0 if scaling is None else scaling.inactive_s,
             discovery_stale_s=metrics.discovery_stale_s(),
             limits_shared=metrics.limits_shared(),
             ended=self._router.ended(),
             cells=self._router.cells(),
-            tenants=metrics.running_by_tenant() or self._tenants(),
+            tenants=self._tenants() if waiting else {},
             certificates=self._certificates.left_s(self._wall()),
         )
 
     def _tenants(self) -> dict[str, int]:
-        """Return the tenants of the requests that arrived first, where edges count those of each tenant."""
-        return Counter(
+        """Return the requests of each tenant: those that edges count, or of all that arrived first."""
+        return self._metrics.running_by_tenant() or Counter(
             view.so_far.tenant for view in self._router.running(MOST_RUNNING) if view.so_far.tenant
         )
 
     def _worker(self, worker: WorkerView) -> dict[str, Any]:
         return _worker(worker, self._clock.now()) | {"batch": self._batches.get(worker.pool)}
+
+
+_SHOWN_OF_KV = tuple(field.name for field in fields(KvStatus) if field.name != "since_s")
 
 
 def pool_sizes(
@@ -225,5 +229,6 @@ def _worker(view: WorkerView, now: float) -> dict[str, Any]:
 def _kv(kv: KvStatus, now: float) -> dict[str, Any]:
     """Return a KvStatus as a dict, with `for_s` in place of `since_s`, whose clock the client does not
     share."""
-    shown = {field.name: getattr(kv, field.name) for field in fields(kv)}
-    return shown | {"for_s": max(0.0, now - shown.pop("since_s"))}
+    shown = {name: getattr(kv, name) for name in _SHOWN_OF_KV}
+    shown["for_s"] = max(0.0, now - kv.since_s)
+    return shown

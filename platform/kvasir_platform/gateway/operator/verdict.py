@@ -42,8 +42,8 @@ class StatusFacts:
     """What is judged. `readiness` says by model what is missing to serve it, None if nothing is;
     `certificates` has the seconds that each certificate file is still valid; `now` reads the clock of the
     workers' and requests' times. `ended` are the requests of each model that ended last, `tenants` has the
-    accepted requests of each tenant that have not ended. `cells` are those of a deployment over several
-    regions."""
+    accepted requests of each tenant that have not ended; it is needed while requests wait. `cells` are those
+    of a deployment over several regions."""
 
     now: float = 0.0
     stopping: bool = False
