@@ -130,6 +130,14 @@ def read(path: Path) -> list[Row]:
     return found
 
 
+def merged(kept: Sequence[Row], found: Sequence[Row]) -> list[Row]:
+    """Return the rows of the report with those that were measured anew in their places, and new ones at the
+    end."""
+    fresh = {row.name: row for row in found}
+    rows = [fresh.pop(row.name, row) for row in kept]
+    return [*rows, *fresh.values()]
+
+
 def _run_of(report: dict[str, Any], stored: dict[str, Any]) -> Run:
     if "runs" in report:
         return Run(**report["runs"][stored["run"]])

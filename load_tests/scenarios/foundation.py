@@ -6,6 +6,7 @@ measured in turn, so that drift of the machine affects both.
 
     make bench-foundation              on a warm install
     make bench-foundation ARGS=--bare  also from a fresh copy of the tree without an environment
+    make bench-foundation ARGS="--only cancel"    these rows; the others stay as the report has them
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import psutil
 
 from kvasir import native
 from load_tests.client import stream_completion
-from load_tests.report import Row, median, write
+from load_tests.report import REPORTS, Row, median, merged, read, write
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "kvasir-tiny"
@@ -346,6 +347,18 @@ def throughput(address: str, rounds: int) -> list[Row]:
     return rows
 
 
+def cancels(address: str, rounds: int) -> list[Row]:
+    """Times from the client's disconnect until engines have stopped."""
+    return [cancel(address, rounds), cancel_at_hand_off(address, 2 * rounds)]
+
+
+_PARTS: dict[str, Callable[[str, int], list[Row]]] = {
+    "ttft": lambda address, rounds: asyncio.run(ttft(address, rounds)),
+    "cancel": cancels,
+    "throughput": throughput,
+}
+
+
 def bare_start() -> Row:
     """`make up` in a copy of the tracked tree without an environment, until the first token."""
     with tempfile.TemporaryDirectory(prefix="kvasir-bare-") as folder:
@@ -366,6 +379,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bare", action="store_true", help="also measure the start from a fresh clone")
+    parser.add_argument("--only", choices=tuple(_PARTS), help="measure these rows, and keep the others")
     parser.add_argument("--rounds", type=int, default=5, help="pairs per comparison")
     parser.add_argument("--idle-seconds", type=float, default=20.0)
     args = parser.parse_args()
@@ -377,12 +391,14 @@ def main() -> None:
     if args.bare:
         rows.append(bare_start())
     with running_stack(ROOT) as stack:
-        rows.append(Row("first token, warm", stack.first_token_s, "s", "lower", target=60.0))
-        rows += asyncio.run(ttft(stack.address, args.rounds))
-        rows.append(cancel(stack.address, args.rounds))
-        rows.append(cancel_at_hand_off(stack.address, 2 * args.rounds))
-        rows += throughput(stack.address, args.rounds)
-        rows += idle_and_memory(stack, args.idle_seconds)
+        if args.only is None:
+            rows.append(Row("first token, warm", stack.first_token_s, "s", "lower", target=60.0))
+        for part in _PARTS if args.only is None else (args.only,):
+            rows += _PARTS[part](stack.address, args.rounds)
+        if args.only is None:
+            rows += idle_and_memory(stack, args.idle_seconds)
+        else:
+            rows = merged(read(REPORTS / "foundation.json"), rows)
     path = write("foundation", "make bench-foundation" + (" ARGS=--bare" if args.bare else ""), rows)
     print(path.with_suffix(".md").read_text())
 

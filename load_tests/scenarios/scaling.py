@@ -32,7 +32,7 @@ from typing import Any
 
 from kvasir_platform.bench.client.endpoint import CallResult
 from load_tests.client import stream_completion
-from load_tests.report import REPORTS, Row, median, read, write
+from load_tests.report import REPORTS, Row, median, merged, read, write
 from load_tests.scenarios import start_up
 from load_tests.scenarios.foundation import MODEL, ROOT, Stack, running_stack
 from load_tests.scenarios.models import refused
@@ -260,14 +260,6 @@ def _report(found: Sequence[Row], *, keep: bool, settings: str = "") -> None:
     if keep:
         written = merged(read(REPORTS / "scaling.json"), found)
         print(write("scaling", "make bench-scaling", written, settings=settings))
-
-
-def merged(kept: Sequence[Row], found: Sequence[Row]) -> list[Row]:
-    """Return the rows of the report with those that were measured anew in their places, and new ones at the
-    end."""
-    fresh = {row.name: row for row in found}
-    rows = [fresh.pop(row.name, row) for row in kept]
-    return [*rows, *fresh.values()]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from load_tests import report
-from load_tests.report import Row, Run, configuration, read, this_run, write
+from load_tests.report import Row, Run, configuration, merged, read, this_run, write
 
 FIRST = Run("aaaaaaa", "2026-01-02", "2 cores of one", "python -m bench")
 
@@ -89,6 +89,21 @@ def test_a_report_of_an_older_commit_is_read_with_what_it_knows(tmp_path: Path) 
         ("bbbbbbb", "2 cores"),
     ]
     assert {run.date for run in runs if run} == {"unknown: the report has no dates"}
+
+
+def measured(name: str, value: float, commit: str = "") -> Row:
+    run = Run(commit, "2026-01-02", "a machine", "python -m scaling") if commit else None
+    return Row(name, value, "s", "lower", run=run)
+
+
+def test_rows_that_were_not_measured_keep_place_value_and_run() -> None:
+    kept = [measured("a", 1, "old"), measured("b", 2, "old"), measured("c", 3, "old")]
+    assert merged(kept, [measured("b", 5), measured("d", 6)]) == [
+        kept[0],
+        measured("b", 5),
+        kept[2],
+        measured("d", 6),
+    ]
 
 
 def test_every_committed_report_is_the_source_of_its_page() -> None:
