@@ -130,6 +130,7 @@ WHOLE = Scenario(
             kind=("default", "traced", "control"),
         ),
         "console, 200 workers and 10,000 streams",
+        "console, 200 workers and 10,000 streams, 5 viewers",
         "console, until the first view",
         "fleet, 8 idle workers",
         "fleet, 64 idle workers",
