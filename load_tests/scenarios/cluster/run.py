@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from load_tests.report import REPORTS, Row, read, write
+from load_tests.report import REPORTS, Row, merged, read, write
 from load_tests.scenarios.cluster import real
 from load_tests.scenarios.cluster.certificates import Renewals, renewed_under_load
 from load_tests.scenarios.cluster.nodes import RESUME_WINDOW_S, Cut, Drained, cut_off, drained
 from load_tests.scenarios.cluster.releases import Upgrade, never_starts, redis_without_data, two_in_a_row
-from load_tests.scenarios.scaling import merged
 from load_tests.scenarios.scorecard.common import Figure, Trial
 
 LOSSES: Mapping[str, tuple[str, Callable[[Trial], Awaitable[list[Figure]]]]] = {

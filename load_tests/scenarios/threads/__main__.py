@@ -25,8 +25,7 @@ from tests.kit.lab.load import asks, closed_loop, quantile
 from tests.kit.lab.stream import Outcome
 
 from kvasir.config.spec.deployment import EngineSpec
-from load_tests.report import REPORTS, Row, median, read, write
-from load_tests.scenarios.scaling import merged
+from load_tests.report import REPORTS, Row, median, merged, read, write
 from load_tests.scenarios.scorecard import real_engines
 from load_tests.scenarios.threads.worker import DEFAULT, VARIABLE
 
