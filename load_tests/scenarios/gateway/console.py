@@ -5,8 +5,8 @@ stops, and a gateway serves the console of that router over real sockets. A brow
 requests, which needs the most data. What the process takes beyond a second without viewers is what they cost:
 rendering pages, making events of them, and writing these to each viewer.
 
-Then a browser loads the console of as many workers, each time with an empty cache. It notes when the first
-view stands in a frame, in milliseconds since it was asked for the page.
+Then the browser loads the console, each time with an empty cache. It notes when the first view stands in a
+frame, in milliseconds since it was asked for the page.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import uvloop
 from tests.kit.browser.chromium import chromium
 from tests.kit.browser.tab import Tab, opened_tab
 from tests.kit.gateway.http_edge import listening, models_of
 
-from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import (
     AdmissionSpec,
     Deployment,
@@ -74,19 +74,25 @@ _NOTED = """new MutationObserver((_, observer) => {
 
 
 def console_rows(
-    workers: int = WORKERS, streams: int = STREAMS, ended: int = ENDED, seconds: int = SECONDS
+    workers: int = WORKERS,
+    streams: int = STREAMS,
+    ended: int = ENDED,
+    seconds: int = SECONDS,
+    loads: int = LOADS,
 ) -> list[Row]:
     """The rows of the console. Raise ProcessError if there is no browser."""
     try:
         chromium()
     except AssertionError as error:
         raise ProcessError(f"the console is not measured: {error}") from error
-    one, more = run_virtual(_watched(workers, streams, ended, seconds))
-    load_ms, loads_ms = median(asyncio.run(_loaded(workers)))
+    found = run_virtual(_watched(workers, streams, ended, seconds, loads))
+    load_ms, loads_ms = median(found.loads_ms)
     fleet = f"{BEGINNING}{workers:,} workers and {streams:,} streams"
     return [
-        _cpu_row(fleet, one, f"one browser at the view of requests; {ended:,} requests have ended before"),
-        _cpu_row(f"{fleet}, {1 + MORE_VIEWERS} viewers", more, "the same pages, to each viewer"),
+        _cpu_row(
+            fleet, found.one_ms, f"one browser at the view of requests; {ended:,} requests have ended before"
+        ),
+        _cpu_row(f"{fleet}, {1 + MORE_VIEWERS} viewers", found.more_ms, "the same pages, to each viewer"),
         Row(
             f"{BEGINNING}until the first view",
             load_ms,
@@ -94,8 +100,8 @@ def console_rows(
             "lower",
             target=MOST_LOAD_MS,
             spread=loads_ms,
-            note=f"median of {LOADS} loads in headless Chromium with an empty cache, after one that does not "
-            f"count; {workers:,} workers; browser and gateway share the machine",
+            note=f"median of {loads} loads in headless Chromium with an empty cache, after one that does not "
+            "count; browser and gateway share the machine",
         ),
     ]
 
@@ -105,9 +111,17 @@ def _cpu_row(name: str, taken_ms: Sequence[float], note: str) -> Row:
     return Row(name, value, "CPU ms a second", "lower", target=MOST_MS, spread=spread, note=note)
 
 
-async def _watched(workers: int, streams: int, ended: int, seconds: int) -> tuple[list[float], list[float]]:
-    """Return what the console costs with one viewer and with several: CPU, in milliseconds, of each of some
-    seconds."""
+class _Measured(NamedTuple):
+    """In milliseconds: CPU of each of some seconds, with one viewer and with several, and times until the
+    first view."""
+
+    one_ms: list[float]
+    more_ms: list[float]
+    loads_ms: list[float]
+
+
+async def _watched(workers: int, streams: int, ended: int, seconds: int, loads: int) -> _Measured:
+    """Look at the console of so many streams."""
     clock = _StoppedClock()
     spec = deployment_of(workers, streams)
     cluster = Cluster(spec, clock)
@@ -121,7 +135,7 @@ async def _watched(workers: int, streams: int, ended: int, seconds: int) -> tupl
         clock.stop()
         # There are no sockets in virtual time: its loop waits, while a thread has one with them.
         with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(_on_sockets, spec, cluster, seconds).result()
+            found = thread.submit(_on_sockets, spec, cluster, seconds, loads).result()
         clock.go_on()
         return found
     finally:
@@ -130,22 +144,25 @@ async def _watched(workers: int, streams: int, ended: int, seconds: int) -> tupl
         await cluster.close()
 
 
-def _on_sockets(spec: Deployment, cluster: Cluster, seconds: int) -> tuple[list[float], list[float]]:
+def _on_sockets(spec: Deployment, cluster: Cluster, seconds: int, loads: int) -> _Measured:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_viewed(spec, cluster, seconds))
+        return runner.run(_viewed(spec, cluster, seconds, loads))
 
 
-async def _viewed(spec: Deployment, cluster: Cluster, seconds: int) -> tuple[list[float], list[float]]:
+async def _viewed(spec: Deployment, cluster: Cluster, seconds: int, loads: int) -> _Measured:
     gateway = make_gateway(spec, cluster.router, cluster.clock, make_metrics(spec), models_of(spec))
     async with listening(gateway) as at, opened_tab() as tab:
         idle, _ = median(await _taken(seconds))
-        await tab.open(f"http://{at.host}:{at.port}/console/#/requests")
+        await tab.page.add_init_script(_NOTED)
+        address = f"http://{at.host}:{at.port}/console/"
+        await tab.open(f"{address}#/requests")
         await tab.until(_LISTED)
         one = await _taken(seconds)
         await tab.page.evaluate(_MORE)
         await tab.until(_ALL_SEE)
         more = await _taken(seconds)
-    return [each - idle for each in one], [each - idle for each in more]
+        loads_ms = [await _load(tab, address) for _ in range(1 + loads)][1:]
+    return _Measured([each - idle for each in one], [each - idle for each in more], loads_ms)
 
 
 async def _taken(seconds: int) -> list[float]:
@@ -175,21 +192,6 @@ class _StoppedClock(VirtualClock):
     def now(self) -> float:
         """Seconds since the virtual loop was made."""
         return super().now() if self._ahead_s is None else self._ahead_s + time.monotonic()
-
-
-async def _loaded(workers: int) -> list[float]:
-    """Return the milliseconds of some loads of the console until its first view."""
-    spec, clock = deployment_of(workers, 1), MonotonicClock()
-    cluster = Cluster(spec, clock)
-    await cluster.start()
-    gateway = make_gateway(spec, cluster.router, clock, make_metrics(spec), models_of(spec))
-    try:
-        async with listening(gateway) as at, opened_tab() as tab:
-            await tab.page.add_init_script(_NOTED)
-            address = f"http://{at.host}:{at.port}/console/"
-            return [await _load(tab, address) for _ in range(1 + LOADS)][1:]
-    finally:
-        await cluster.close()
 
 
 async def _load(tab: Tab, address: str) -> float:
