@@ -43,6 +43,8 @@ _FUSED_GATES = frozenset(("GptOssForCausalLM", "Qwen3VLMoeForConditionalGenerati
 
 def adapter_bytes(config: ModelConfig, parts: Sequence[WeightPart], shape: EngineShape) -> tuple[int, ...]:
     """Return the bytes of all slots on a rank of each pipeline stage, 0 without adapters."""
+    if not shape.adapters:
+        return (0,) * shape.pipeline
     sizes = dimensions(config)
     divided = stages(sizes.layers, shape.pipeline)
     held = [0] * shape.pipeline

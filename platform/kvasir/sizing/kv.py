@@ -67,13 +67,14 @@ class _Page:
 def kv_need(config: ModelConfig, shape: EngineShape, draft: Draft | None = None) -> KvNeed:
     """Return the KV that `config`'s model keeps as an engine of this shape, with that of its `draft`, which
     is on the last stage."""
-    pages = _unified(_pages(config, shape, draft))
+    layers = _pages_of(layer_caches(config), config, shape)
+    drafted = [] if draft is None else _pages_of(draft.caches, draft.config, shape)
+    pages = _unified(_aligned([*layers, *drafted], shape))
     groups = _grouped(pages)
     if not groups:
         return KvNeed((0,) * shape.pipeline, 0, shape.max_model_len)
     blocks = sum(_blocks(pages[group[0]], shape) for group in groups)
-    own = len(_pages_of(layer_caches(config), config, shape))
-    *earlier, last = stages(own, shape.pipeline)
+    *earlier, last = stages(len(layers), shape.pipeline)
     divided = (*earlier, range(last.start, len(pages)))
     block_bytes = tuple(
         max(sum(pages[at].size for at in group if at in stage) for group in groups) for stage in divided
@@ -81,30 +82,24 @@ def kv_need(config: ModelConfig, shape: EngineShape, draft: Draft | None = None)
     return KvNeed(block_bytes, blocks, shape.max_model_len)
 
 
-def _pages(config: ModelConfig, shape: EngineShape, draft: Draft | None) -> list[_Page]:
-    pages = _pages_of(layer_caches(config), config, shape)
-    if draft is not None:
-        pages += _pages_of(draft.caches, draft.config, shape)
-    return _aligned(pages, shape)
-
-
 def _pages_of(caches: Sequence[LayerCache], config: ModelConfig, shape: EngineShape) -> list[_Page]:
+    """Return the page of each layer of which config.json says enough."""
     sizes = dimensions(config)
     widened = not shape.keeps_windows and any(each.kind in _EVERY_TOKEN for each in caches)
-    pages = []
-    for cache in caches:
-        size = _layer_bytes(cache, config, sizes, shape)
-        if not size:
-            # config.json does not say enough of this layer.
-            continue
-        if cache.kind is LayerKind.RECURRENT:
-            pages.append(_Page(cache.kind, 0, size, 0))
-            continue
-        # vLLM turns its management of several groups off for chunked attention, for the sake of latency.
-        full = cache.kind is LayerKind.CHUNKED or (widened and cache.kind is LayerKind.SLIDING)
-        kind, window = (LayerKind.FULL, 0) if full else (cache.kind, cache.window)
-        pages.append(_Page(kind, window, size * shape.block_size, shape.block_size))
-    return pages
+    # Most layers of a model are alike.
+    pages = {
+        each: _page(each, _layer_bytes(each, config, sizes, shape), shape, widened) for each in {*caches}
+    }
+    return [page for each in caches if (page := pages[each]).size]
+
+
+def _page(cache: LayerCache, size: int, shape: EngineShape, widened: bool) -> _Page:
+    if cache.kind is LayerKind.RECURRENT:
+        return _Page(cache.kind, 0, size, 0)
+    # vLLM turns its management of several groups off for chunked attention, for the sake of latency.
+    full = cache.kind is LayerKind.CHUNKED or (widened and cache.kind is LayerKind.SLIDING)
+    kind, window = (LayerKind.FULL, 0) if full else (cache.kind, cache.window)
+    return _Page(kind, window, size * shape.block_size, shape.block_size)
 
 
 def _layer_bytes(cache: LayerCache, config: ModelConfig, sizes: Dimensions, shape: EngineShape) -> int:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from kvasir.checkpoint.model_config import ModelConfig
 from kvasir.checkpoint.tensors import TensorHeader
@@ -154,10 +155,12 @@ def rank_weights(config: ModelConfig, parts: Sequence[WeightPart], shape: Engine
     has_head = any(part.kind is WeightKind.HEAD for part in parts)
     tied = config.text.get("tie_word_embeddings", not has_head) is True
     held = [0] * shape.pipeline
+    served = _ServedBytes.of(sizes, shape)
+    shares = {kind: rank_share(kind, sizes, shape) for kind in WeightKind}
     for part in parts:
         if tied and part.kind is WeightKind.HEAD:
             continue
-        size = math.ceil(_served_bytes(part, sizes, shape) * rank_share(part.kind, sizes, shape))
+        size = math.ceil(served.of_part(part) * shares[part.kind])
         held[stage_of(part, divided)] += size
         if tied and shape.pipeline > 1 and part.kind is WeightKind.EMBEDDING:
             held[-1] += size
@@ -166,18 +169,33 @@ def rank_weights(config: ModelConfig, parts: Sequence[WeightPart], shape: Engine
 
 def stage_of(part: WeightPart, divided: Sequence[range]) -> int:
     """Return the pipeline stage that holds a part, given the layers of each stage."""
+    if len(divided) == 1:
+        return 0
     if part.layer is None:
         return len(divided) - 1 if part.last else 0
     return next(stage for stage, layers in enumerate(divided) if part.layer in layers)
 
 
-def _served_bytes(part: WeightPart, sizes: Dimensions, shape: EngineShape) -> float:
-    """Return the bytes of all ranks together, in the dtype in which they are served."""
-    quantized = part.linear_elements if shape.quantization != "none" else 0
-    # One byte, and a float32 scale for each row.
-    online = quantized + 4 * part.linear_rows * (quantized > 0)
-    plain = (part.elements - quantized) * element_bytes(shape.dtype)
-    return part.fixed + part.packed * _mxfp4_padding(sizes, shape) + online + plain
+class _ServedBytes(NamedTuple):
+    """How many bytes an element takes in the dtype in which it is served, and MXFP4 with its padding relative
+    to what is stored."""
+
+    element: int
+    padding: float
+    quantizes: bool
+
+    @classmethod
+    def of(cls, sizes: Dimensions, shape: EngineShape) -> _ServedBytes:
+        """Those of an engine."""
+        return cls(element_bytes(shape.dtype), _mxfp4_padding(sizes, shape), shape.quantization != "none")
+
+    def of_part(self, part: WeightPart) -> float:
+        """Return the bytes of all ranks together."""
+        quantized = part.linear_elements if self.quantizes else 0
+        # One byte, and a float32 scale for each row.
+        online = quantized + 4 * part.linear_rows * (quantized > 0)
+        plain = (part.elements - quantized) * self.element
+        return part.fixed + part.packed * self.padding + online + plain
 
 
 def _mxfp4_padding(sizes: Dimensions, shape: EngineShape) -> float:

@@ -30,6 +30,8 @@ from kvasir_platform.capacity.traffic import TrafficProfile
 _ROUNDS = 60
 _ROOT_HALF = math.sqrt(0.5)
 _MOST_SERVERS = 4096
+_NEGLIGIBLE = 1e-30
+"""Of a probability."""
 _OWN_QUEUE = 0.12
 """How far waits are from those of one queue for all replicas towards those of a queue for each: a router
 places a request when it arrives, by what it expects. Chosen to agree with the simulator."""
@@ -53,7 +55,11 @@ def erlang_c(servers: int, offered: float) -> float:
         return 1.0
     blocked = 1.0
     for number in range(1, servers + 1):
-        blocked = offered * blocked / (number + offered * blocked)
+        passed_on = offered * blocked
+        blocked = passed_on / (number + passed_on)
+        if blocked < _NEGLIGIBLE:
+            # It only falls from here on.
+            return 0.0
     busy = offered / servers
     return blocked / (1.0 - busy + busy * blocked)
 
