@@ -118,7 +118,8 @@ def _run(mode: str, model: TinyModel) -> Generated | str:
 
 def _cause(stderr: str) -> str:
     """Return the first error in what a process wrote: later ones only follow from it."""
-    errors = [line.strip() for line in stderr.splitlines() if "Error: " in line or "Error(" in line]
+    lines = [line.strip() for line in stderr.splitlines() if " raise " not in line]
+    errors = [line for line in lines if "Error: " in line or "Error(" in line]
     named_causes = [line[line.find(") ") + 2 :] if line.startswith("(") else line for line in errors]
     return (named_causes or [stderr.strip()[-_CAUSE_CHARACTERS:]])[0][:_CAUSE_CHARACTERS]
 

@@ -32,7 +32,8 @@ the quality of a model.
 `yes`: as described. `partly`: see the note. `no`: does not work, see the note. `not moved`: the model's KV
 cannot be moved, and `kvasir up` serves it on one worker. Empty: not run, or without meaning for this model.
 Not in the table are weights that vLLM computes on CPUs with AMX only, which this machine has not: MXFP4, FP8
-with a scale for each block or tensor, and experts in INT4 or INT8. `kvasir check` refuses them there.
+with a scale for each block or tensor, and experts in INT4 or INT8. `kvasir check` refuses them there. It also
+refuses linear layers in INT4 (llama-awq, llama-gptq, llama-w4a16) and KV in FP8 on CPUs without AVX-512.
 """
 
 

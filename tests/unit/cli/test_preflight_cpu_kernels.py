@@ -13,7 +13,7 @@ from kvasir.config.checks.cpu_kernels import CpuKind
 from kvasir.config.load.loader import load
 from kvasir.sizing.weights import WeightKind, WeightPart
 from kvasir_platform.cluster.preflight.checks import examine
-from kvasir_platform.cluster.preflight.cpus import has_amx
+from kvasir_platform.cluster.preflight.cpus import has_amx, has_avx512
 from kvasir_platform.cluster.preflight.finding import Finding
 from kvasir_platform.cluster.preflight.footprint import GIB
 from kvasir_platform.cluster.preflight.machine_facts import MachineFacts, ModelProbe
@@ -57,6 +57,7 @@ INT4 = {"type": "int", "num_bits": 4, "strategy": "group"}
 FP8 = {"type": "float", "num_bits": 8, "strategy": "channel"}
 FP8_BLOCKS = FP8 | {"strategy": "block"}
 AMX = CpuKind(amx=True)
+AVX2 = CpuKind(avx512=False)
 INT8 = {"type": "int", "num_bits": 8, "strategy": "channel"}
 PACKED_EXPERTS = (WeightPart(WeightKind.EXPERT, 0, last=True, fixed=4096),)
 PLAIN_EXPERTS = (WeightPart(WeightKind.EXPERT, 0, last=True, elements=4096),)
@@ -126,6 +127,35 @@ def test_blocks_of_fp8_and_experts_in_int4_are_refused_on_a_cpu_without_amx(
 @pytest.mark.parametrize(
     "raw",
     [
+        quantized(LLAMA, quant_method="awq", bits=4),
+        quantized(LLAMA, quant_method="gptq", bits=4),
+        compressed(LLAMA, **INT4),
+    ],
+)
+def test_linear_layers_in_int4_are_refused_on_a_cpu_without_avx_512(raw: dict[str, Any]) -> None:
+    (finding,) = found(raw, cpu=AVX2)
+    assert finding.level == "error"
+    assert "INT4" in finding.message
+    assert "AVX-512" in finding.message
+    assert "INT8" in finding.remedy
+    for cpu in (CpuKind(), AMX, CpuKind(x86=False, avx512=False)):
+        assert found(raw, cpu=cpu) == []
+    assert found(compressed(LLAMA, **INT8), cpu=AVX2) == []
+
+
+def test_kv_in_fp8_is_refused_on_a_cpu_without_avx_512() -> None:
+    option = "pools.all.engine.kv_dtype=fp8"
+    for cpu in (AVX2, CpuKind(x86=False, avx512=False)):
+        (finding,) = found(LLAMA, option, cpu=cpu)
+        assert finding.level == "error"
+        assert "pool all: its KV is in FP8" in finding.message
+        assert "kv_dtype" in finding.remedy
+    assert found(LLAMA, option) == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
         modelopt("NVFP4"),
         quantized(LLAMA, quant_method="modelopt", quant_algo="NVFP4"),
         quantized(LLAMA, quant_method="compressed-tensors", format="nvfp4-pack-quantized"),
@@ -180,6 +210,14 @@ def test_a_model_with_mamba_2_layers_is_served_without_a_prefix_cache_and_this_i
     assert "without a prefix cache" in finding.message
     assert "pools.all.engine.prefix_caching: false" in finding.remedy
     assert found(MAMBA, "pools.all.engine.prefix_caching=false") == []
+
+
+def test_avx_512_is_read_from_the_flags_of_the_cpu(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags\t\t: fpu avx2 avx512f avx512dq avx512cd avx512bw avx512vl\n")
+    assert has_avx512(cpuinfo)
+    cpuinfo.write_text("flags\t\t: fpu avx2 avx512f avx512cd\n")
+    assert not has_avx512(cpuinfo)
 
 
 def test_amx_is_read_from_the_flags_of_the_cpu(tmp_path: Path) -> None:

@@ -17,8 +17,13 @@ _ANYWHERE = "take the model in bfloat16, or run it on a GPU"
 _WITH_AMX = (
     "take the model in bfloat16, or run it on a GPU or on a CPU with AMX (such as 4th generation Intel Xeon)"
 )
+_WITH_AVX512 = (
+    "take the model in bfloat16 or INT8, or run it on a GPU or on a CPU with AVX-512 (such as AMD EPYC since "
+    "its 4th generation)"
+)
 _PACKED, _NVFP4 = "mxfp4-pack-quantized", "nvfp4-pack-quantized"
 _NEEDS_AMX = "for which vLLM's kernel needs a CPU with AMX, and this one has none"
+_NEEDS_AVX512 = "for which vLLM's kernel needs a CPU with AVX-512, and this one has none"
 _INT8_AT_LOAD = ("int8", "experts_int8", "int8_per_channel_weight_only")
 ExpertWeights = Literal["none", "plain", "packed"]
 """The experts of a checkpoint: it has none, in 16 or 32 bits, or quantized."""
@@ -38,10 +43,11 @@ _SHORT_CONVOLUTIONS = frozenset(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"))
 
 @dataclass(frozen=True, slots=True)
 class CpuKind:
-    """What vLLM's kernels need of a CPU: whether it is one with x86 instructions, and with AMX."""
+    """What vLLM's kernels need of a CPU: whether it is one with x86 instructions, and with which of them."""
 
     x86: bool = True
     amx: bool = False
+    avx512: bool = True
 
 
 def kernel_problem(
@@ -65,7 +71,17 @@ def kernel_problem(
     if packed or (experts == "plain" and not declared and wanted == "fp8_per_channel"):
         return "its experts are in FP8 without blocks, for which vLLM has no kernel on CPUs", _ANYWHERE
     what = _computed_with_amx(wanted, declared, stated, experts=experts, x86=cpu.x86)
-    return None if cpu.amx or not what else (f"{what}, {_NEEDS_AMX}", _WITH_AMX)
+    if what and not cpu.amx:
+        return f"{what}, {_NEEDS_AMX}", _WITH_AMX
+    lacks_avx512 = _in_four_bits(declared, stated) and cpu.x86 and not cpu.avx512
+    return (f"its linear layers are in INT4, {_NEEDS_AVX512}", _WITH_AVX512) if lacks_avx512 else None
+
+
+def kv_dtype_on_cpu_problem(kv_dtype: str, cpu: CpuKind) -> tuple[str, str] | None:
+    """Return why KV cannot be kept in this dtype on a CPU, and what to do; None if it can."""
+    if not kv_dtype.startswith("fp8") or (cpu.x86 and (cpu.amx or cpu.avx512)):
+        return None
+    return f"its KV is in FP8, {_NEEDS_AVX512}", "leave engine.kv_dtype out"
 
 
 def loses_prefixes(architectures: Sequence[str]) -> bool:

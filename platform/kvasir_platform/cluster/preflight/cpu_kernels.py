@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvasir.config.checks.cpu_kernels import CpuKind, ExpertWeights, kernel_problem, loses_prefixes
+from kvasir.config.checks.cpu_kernels import (
+    CpuKind,
+    ExpertWeights,
+    kernel_problem,
+    kv_dtype_on_cpu_problem,
+    loses_prefixes,
+)
 from kvasir.config.spec.deployment import Deployment
 from kvasir.sizing.weights import WeightKind
 from kvasir_platform.cluster.preflight.finding import Finding
@@ -23,6 +29,10 @@ def cpu_kernel_findings(view: Deployment, model: ModelProbe, cpu: CpuKind) -> It
     ):
         message, remedy = problem
         yield Finding("model", "error", f"{name}: {message}", remedy)
+    for pool in pools:
+        if problem := kv_dtype_on_cpu_problem(pool.engine.kv_dtype, cpu):
+            message, remedy = problem
+            yield Finding("model", "error", f"{name}, pool {pool.name}: {message}", remedy)
     cached = [pool.name for pool in pools if pool.engine.prefix_caching]
     if cached and loses_prefixes(model.config.architectures):
         yield Finding(

@@ -30,8 +30,17 @@ def is_x86() -> bool:
 
 def has_amx(cpuinfo: Path = CPUINFO) -> bool:
     """Whether the CPU has AMX, Intel's instructions for matrices."""
+    return "amx_tile" in _flags(cpuinfo)
+
+
+def has_avx512(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether the CPU has the instructions of AVX-512 that torch and vLLM ask for."""
+    return {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= _flags(cpuinfo)
+
+
+def _flags(cpuinfo: Path) -> set[str]:
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
-    return any(line.startswith("flags") and "amx_tile" in line.split() for line in lines)
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())

@@ -35,7 +35,7 @@ from kvasir.native import IS_NATIVE
 from kvasir.sizing.drafts import predictor_parts
 from kvasir.sizing.weights import WeightPart, stated_parts, weight_parts
 from kvasir_platform.cluster.local.janitor import SHARED_MEMORY
-from kvasir_platform.cluster.preflight.cpus import has_amx, is_x86, usable_cpus
+from kvasir_platform.cluster.preflight.cpus import has_amx, has_avx512, is_x86, usable_cpus
 from kvasir_platform.cluster.preflight.devices import gpu_devices
 from kvasir_platform.cluster.preflight.host_memory import CGROUP, available_memory
 from kvasir_platform.cluster.preflight.kubernetes import probe_kubernetes
@@ -75,7 +75,7 @@ def probe(deployment: Deployment, cgroup: Path = CGROUP) -> MachineFacts:
         installed=installed_packages(),
         pinned=_pinned(),
         modules=frozenset(filter(has_module, KERNEL_MODULES)),
-        cpu=CpuKind(x86=is_x86(), amx=has_amx()),
+        cpu=CpuKind(x86=is_x86(), amx=has_amx(), avx512=has_avx512()),
         native=IS_NATIVE,
         named_files=tuple(probe_named_files(deployment, os.environ, time.time())),
         tiers=probe_tiers(deployment.tiers),
