@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -139,7 +140,10 @@ class Routes:
             )
         }
         live = LivePages(
-            {path: pages[path] for path in ("/status", REQUESTS)}, self._now, lambda: served.pages.draining
+            {path: pages[path] for path in ("/status", REQUESTS)},
+            self._now,
+            time.thread_time,
+            lambda: served.pages.draining,
         )
         costs = CostViews(COSTS, operate.costs, self._now)
         return {

@@ -1,6 +1,7 @@
 """Pages of data as events, one stream for each viewer of the console.
 
-A page is rendered once a second for all viewers together, if one of them wants it. Streams end after some
+A page is rendered once a second for all viewers together, if one of them wants it, and less often in a fleet
+so large that viewers would take more than a small part of a core from serving. Streams end after some
 minutes, so that a key that no longer lets its owner in is asked for again.
 """
 
@@ -18,6 +19,10 @@ from kvasir_platform.gateway.http.inner_exchange import InnerExchange, Rendered
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
+MOST_SHARE = 0.02
+"""The part of a core that all viewers together take at most: pages that cost more come less often."""
+MOST_EVERY_S = 10.0
+"""Not less often than this, whatever they cost."""
 MOST_VIEWERS = 64
 STREAM_S = 300.0
 """After this long a stream ends, and its viewer asks for the next one."""
@@ -30,19 +35,22 @@ class _Viewer(NamedTuple):
 
 
 class LivePages:
-    """GET of a stream with an event for each of `pages` at once and every EVERY_S: its name, and its body as
-    data, or that of its error. `pages` are by path; the query may name those that the viewer wants, as in
-    `?pages=status,requests`. A viewer that reads too slowly misses events. `now` is monotonic, in seconds;
-    while the gateway is `draining`, streams end."""
+    """GET of a stream with an event for each of `pages` at once and every EVERY_S, or less often within
+    MOST_SHARE: its name, and its body as data, or that of its error. `pages` are by path; the query may name
+    those that the viewer wants, as in `?pages=status,requests`. A viewer that reads too slowly misses events.
+    `now` is monotonic, in seconds; `spent` the CPU seconds of this thread; while the gateway is `draining`,
+    streams end."""
 
     def __init__(
         self,
         pages: Mapping[str, Callable[[Exchange], None]],
         now: Callable[[], float],
+        spent: Callable[[], float],
         draining: Callable[[], bool],
     ) -> None:
         self._pages = pages
         self._now = now
+        self._spent = spent
         self._draining = draining
         self._viewers: list[_Viewer] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -60,7 +68,7 @@ class LivePages:
         viewer = _Viewer(exchange, self._now(), paths)
         self._viewers.append(viewer)
         if self._timer is None:
-            self._set_timer()
+            self._set_timer(EVERY_S)
         self._show([viewer])
 
     def _wanted(self, asked: str | None) -> frozenset[str]:
@@ -72,19 +80,20 @@ class LivePages:
             raise RequestError(f"pages: a list of {known}, separated by commas.", param="pages")
         return wanted
 
-    def _set_timer(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._tick)
+    def _set_timer(self, after_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        now, draining = self._now(), self._draining()
+        now, draining, began_s = self._now(), self._draining(), self._spent()
         for exchange, since_s, _ in self._viewers:
             if draining or now - since_s > STREAM_S:
                 exchange.end(b"")
         self._viewers = [each for each in self._viewers if each.exchange.open]
         if self._viewers:
-            self._set_timer()
             self._show(self._viewers)
+            pause_s = min(MOST_EVERY_S, max(EVERY_S, (self._spent() - began_s) / MOST_SHARE))
+            self._set_timer(max(0.0, pause_s - (self._now() - now)))
 
     def _show(self, viewers: Sequence[_Viewer]) -> None:
         for path, page in self._pages.items():

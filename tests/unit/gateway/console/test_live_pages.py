@@ -11,7 +11,14 @@ import pytest
 from tests.kit.gateway.api_answers import RecordingWire, exchange_on, received
 
 from kvasir.core.errors import CapacityError, RequestError
-from kvasir_platform.gateway.console.live_pages import EVERY_S, MOST_VIEWERS, STREAM_S, LivePages
+from kvasir_platform.gateway.console.live_pages import (
+    EVERY_S,
+    MOST_EVERY_S,
+    MOST_SHARE,
+    MOST_VIEWERS,
+    STREAM_S,
+    LivePages,
+)
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.sim.core.virtual_loop import VirtualClock, run_virtual
 
@@ -20,15 +27,19 @@ WINDOW_S = 3.25 * EVERY_S
 
 @dataclass
 class Stage:
-    """A stream of two pages: `status` says how often it was rendered, `requests` fails."""
+    """A stream of two pages: `status` says how often it was rendered, each time for `cost_s` of CPU, and
+    `requests` fails."""
 
     rendered: int = 0
+    cost_s: float = 0.0
     draining: bool = False
     clock: VirtualClock = field(default_factory=VirtualClock)
 
     def __post_init__(self) -> None:
         pages = {"/status": self._status, "/requests": self._requests}
-        self.live = LivePages(pages, self.clock.now, lambda: self.draining)
+        self.live = LivePages(
+            pages, self.clock.now, lambda: self.rendered * self.cost_s, lambda: self.draining
+        )
 
     def _status(self, exchange: Exchange) -> None:
         self.rendered += 1
@@ -64,6 +75,21 @@ def test_all_viewers_get_each_page_at_once_and_every_second() -> None:
         assert shown == [f'event: status\ndata: {{\ndata: "rendered":{n}}}' for n in (1, 3, 4, 5)]
         assert len([each for each in events(second) if each.startswith("event: status\n")]) == 4
         assert stage.rendered == 5
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "period_s"),
+    [(0.5 * MOST_SHARE, EVERY_S), (2.5 * MOST_SHARE, 2.5), (1.0, MOST_EVERY_S)],
+)
+def test_pages_that_cost_much_come_less_often_within_a_bound(cost_s: float, period_s: float) -> None:
+    async def scene() -> None:
+        stage = Stage(cost_s=cost_s)
+        stage.look()
+        # The first second passes before the cost of all viewers is known.
+        await stage.clock.sleep(EVERY_S + 4.5 * period_s)
+        assert stage.rendered == 6
 
     run(scene())
 

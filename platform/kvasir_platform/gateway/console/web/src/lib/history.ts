@@ -1,10 +1,10 @@
-// What the console has seen since it was opened: two minutes of each line.
+// What the console has seen since it was opened: the last minutes of each line.
 
 import type { Status } from "./types";
 
 const MOST_POINTS = 120;
 
-/** The points of a line, a second apart; null where nothing is known. */
+/** The points of a line, a second apart or, in a large fleet, more; null where nothing is known. */
 export type Line = readonly (number | null)[];
 
 export class History {

@@ -1,4 +1,4 @@
-// What the gateway streams while the tab is visible: once a second the status, and the requests where they are shown.
+// What the gateway streams while the tab is visible: about once a second the status, and the requests where they are shown.
 
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, call } from "./api";
