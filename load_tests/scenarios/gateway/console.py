@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import uvloop
+from playwright.sync_api import Page
 from tests.kit.browser.chromium import chromium
 from tests.kit.browser.tab import Tab, opened_tab
 from tests.kit.gateway.http_edge import listening, models_of
@@ -153,12 +154,12 @@ async def _viewed(spec: Deployment, cluster: Cluster, seconds: int, loads: int) 
     gateway = make_gateway(spec, cluster.router, cluster.clock, make_metrics(spec), models_of(spec))
     async with listening(gateway) as at, opened_tab() as tab:
         idle, _ = median(await _taken(seconds))
-        await tab.page.add_init_script(_NOTED)
+        await tab.call(lambda page: page.add_init_script(_NOTED))
         address = f"http://{at.host}:{at.port}/console/"
         await tab.open(f"{address}#/requests")
         await tab.until(_LISTED)
         one = await _taken(seconds)
-        await tab.page.evaluate(_MORE)
+        await tab.call(lambda page: page.evaluate(_MORE))
         await tab.until(_ALL_SEE)
         more = await _taken(seconds)
         loads_ms = [await _load(tab, address) for _ in range(1 + loads)][1:]
@@ -194,11 +195,16 @@ class _StoppedClock(VirtualClock):
         return super().now() if self._ahead_s is None else self._ahead_s + time.monotonic()
 
 
+def _forget(page: Page) -> None:
+    """Empty the browser's cache."""
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Network.clearBrowserCache")
+    devtools.detach()
+
+
 async def _load(tab: Tab, address: str) -> float:
     await tab.open("about:blank")
-    devtools = await tab.page.context.new_cdp_session(tab.page)
-    await devtools.send("Network.clearBrowserCache")
-    await devtools.detach()
+    await tab.call(_forget)
     await tab.open(address)
     return float(await tab.until("window.firstViewMs"))
 

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from tests.kit.browser.tab import Tab, opened_tab
+from tests.kit.browser.tab import RunningBrowser, Tab, running_browser
 from tests.kit.engines.vllm_reference import Reference, reference
 from tests.kit.gateway.http_edge import listening
 from tests.kit.gateway.scripted_router import ScriptedRouter
@@ -122,10 +122,17 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
     return Reply(int(first.split()[1]), headers, body)
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator[RunningBrowser]:
+    """The browser of all tests of a process."""
+    with running_browser() as browser:
+        yield browser
+
+
 @pytest_asyncio.fixture
-async def tab() -> AsyncIterator[Tab]:
-    """A tab of a browser of its own."""
-    async with opened_tab() as tab:
+async def tab(browser: RunningBrowser) -> AsyncIterator[Tab]:
+    """A tab with a profile of its own."""
+    async with browser.tab() as tab:
         yield tab
 
 

@@ -17,7 +17,7 @@ import openai
 import pytest
 from tests.e2e.gateway.conftest import POOLS, Product, Reply, read_reply
 from tests.kit.browser.console_views import choose, pictured, rows, tab_to
-from tests.kit.browser.tab import opened_tab
+from tests.kit.browser.tab import Tab
 from tests.kit.gateway.http_edge import listening
 
 from kvasir.clock import MonotonicClock
@@ -287,12 +287,12 @@ async def test_costs_that_are_not_counted_say_so(edge: Any) -> None:
 SLO_CLASSES = "[...document.querySelectorAll('[aria-label=\"Costs by SLO class\"] tbody tr')]"
 
 
-async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer) -> None:
+async def test_the_console_shows_what_tenants_cost(tokenizer: ModelTokenizer, tab: Tab) -> None:
     budget = {"soft": 5.0, "hard": 10.0}
     tenant = {"name": "default", "operator": True, "budget": budget}
     slos = [{"name": "chat"}, {"name": "batch"}]
     spec = {"tenancy": {"tenants": [tenant]}, "slo": slos}
-    async with charged(tokenizer, spec) as made, opened_tab() as tab:
+    async with charged(tokenizer, spec) as made:
         for slo in ("chat", "chat", "batch"):
             await made.ask(max_tokens=8, **{"x-kvasir-slo": slo})
         await made.earlier(20, 40.0)
