@@ -52,7 +52,9 @@ MOST_LOAD_MS = 1_000.0
 LOADS = 5
 MORE_VIEWERS = 4
 """Beside the browser's view: a browser opens six connections to a server at most."""
-SECONDS = 20
+WINDOWS = 5
+WINDOW_S = 5.0
+"""CPU is counted in windows of several pages: they do not come at the same times as seconds begin."""
 _PROMPT, _OUTPUT, _STEP_S = 48, 1_000, 1.0
 _SLO = SloClass("default", 60.0, 5.0)
 _LISTED = "document.querySelector('[aria-label=\"Running requests\"] tbody tr')"
@@ -78,7 +80,8 @@ def console_rows(
     workers: int = WORKERS,
     streams: int = STREAMS,
     ended: int = ENDED,
-    seconds: int = SECONDS,
+    windows: int = WINDOWS,
+    window_s: float = WINDOW_S,
     loads: int = LOADS,
 ) -> list[Row]:
     """The rows of the console. Raise ProcessError if there is no browser."""
@@ -86,7 +89,8 @@ def console_rows(
         chromium()
     except AssertionError as error:
         raise ProcessError(f"the console is not measured: {error}") from error
-    found = run_virtual(_watched(workers, streams, ended, seconds, loads))
+    looks = _Looks(windows, window_s, loads)
+    found = run_virtual(_watched(workers, streams, ended, looks))
     load_ms, loads_ms = median(found.loads_ms)
     fleet = f"{BEGINNING}{workers:,} workers and {streams:,} streams"
     return [
@@ -112,8 +116,16 @@ def _cpu_row(name: str, taken_ms: Sequence[float], note: str) -> Row:
     return Row(name, value, "CPU ms a second", "lower", target=MOST_MS, spread=spread, note=note)
 
 
+class _Looks(NamedTuple):
+    """How often and how long is looked."""
+
+    windows: int
+    window_s: float
+    loads: int
+
+
 class _Measured(NamedTuple):
-    """In milliseconds: CPU of each of some seconds, with one viewer and with several, and times until the
+    """In milliseconds: CPU a second in each window, with one viewer and with several, and times until the
     first view."""
 
     one_ms: list[float]
@@ -121,7 +133,7 @@ class _Measured(NamedTuple):
     loads_ms: list[float]
 
 
-async def _watched(workers: int, streams: int, ended: int, seconds: int, loads: int) -> _Measured:
+async def _watched(workers: int, streams: int, ended: int, looks: _Looks) -> _Measured:
     """Look at the console of so many streams."""
     clock = _StoppedClock()
     spec = deployment_of(workers, streams)
@@ -136,7 +148,7 @@ async def _watched(workers: int, streams: int, ended: int, seconds: int, loads: 
         clock.stop()
         # There are no sockets in virtual time: its loop waits, while a thread has one with them.
         with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(_on_sockets, spec, cluster, seconds, loads).result()
+            found = thread.submit(_on_sockets, spec, cluster, looks).result()
         clock.go_on()
         return found
     finally:
@@ -145,34 +157,34 @@ async def _watched(workers: int, streams: int, ended: int, seconds: int, loads: 
         await cluster.close()
 
 
-def _on_sockets(spec: Deployment, cluster: Cluster, seconds: int, loads: int) -> _Measured:
+def _on_sockets(spec: Deployment, cluster: Cluster, looks: _Looks) -> _Measured:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_viewed(spec, cluster, seconds, loads))
+        return runner.run(_viewed(spec, cluster, looks))
 
 
-async def _viewed(spec: Deployment, cluster: Cluster, seconds: int, loads: int) -> _Measured:
+async def _viewed(spec: Deployment, cluster: Cluster, looks: _Looks) -> _Measured:
     gateway = make_gateway(spec, cluster.router, cluster.clock, make_metrics(spec), models_of(spec))
     async with listening(gateway) as at, opened_tab() as tab:
-        idle, _ = median(await _taken(seconds))
+        idle, _ = median(await _taken(looks))
         await tab.call(lambda page: page.add_init_script(_NOTED))
         address = f"http://{at.host}:{at.port}/console/"
         await tab.open(f"{address}#/requests")
         await tab.until(_LISTED)
-        one = await _taken(seconds)
+        one = await _taken(looks)
         await tab.call(lambda page: page.evaluate(_MORE))
         await tab.until(_ALL_SEE)
-        more = await _taken(seconds)
-        loads_ms = [await _load(tab, address) for _ in range(1 + loads)][1:]
+        more = await _taken(looks)
+        loads_ms = [await _load(tab, address) for _ in range(1 + looks.loads)][1:]
     return _Measured([each - idle for each in one], [each - idle for each in more], loads_ms)
 
 
-async def _taken(seconds: int) -> list[float]:
-    """Return the CPU of this process in each of the next seconds, in milliseconds."""
+async def _taken(looks: _Looks) -> list[float]:
+    """Return the CPU of this process in the next windows, in milliseconds a second."""
     taken = []
-    for _ in range(seconds):
+    for _ in range(looks.windows):
         began = time.process_time()
-        await asyncio.sleep(1.0)
-        taken.append(1e3 * (time.process_time() - began))
+        await asyncio.sleep(looks.window_s)
+        taken.append(1e3 * (time.process_time() - began) / looks.window_s)
     return taken
 
 

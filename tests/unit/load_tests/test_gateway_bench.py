@@ -306,7 +306,7 @@ def test_routers_take_turns_at_each_place_of_a_start() -> None:
 
 
 def test_the_pages_of_the_console_and_its_loads_in_a_browser_are_measured() -> None:
-    one, five, view = console.console_rows(workers=4, streams=40, ended=60, seconds=1, loads=1)
+    one, five, view = console.console_rows(4, 40, 60, windows=1, window_s=1.0, loads=1)
     assert one.name == "console, 4 workers and 40 streams"
     assert five.name == "console, 4 workers and 40 streams, 5 viewers"
     assert min(one.value, five.value) > 0.0
