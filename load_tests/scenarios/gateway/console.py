@@ -80,6 +80,7 @@ def console_rows(
     workers: int = WORKERS,
     streams: int = STREAMS,
     ended: int = ENDED,
+    *,
     windows: int = WINDOWS,
     window_s: float = WINDOW_S,
     loads: int = LOADS,
