@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import uvloop
@@ -146,12 +147,9 @@ async def _watched(workers: int, streams: int, ended: int, looks: _Looks) -> _Me
         await asyncio.gather(*(each.started.wait() for each in live))
         if cluster.router.in_flight != streams:
             raise RuntimeError(f"{cluster.router.in_flight} of {streams} streams run")
-        clock.stop()
         # There are no sockets in virtual time: its loop waits, while a thread has one with them.
-        with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(_on_sockets, spec, cluster, looks).result()
-        clock.go_on()
-        return found
+        with clock.stopped(), ThreadPoolExecutor(1) as thread:
+            return thread.submit(_on_sockets, spec, cluster, looks).result()
     finally:
         for each in cluster.router.running(streams):
             cluster.router.cancel(each.so_far.request_id)
@@ -195,13 +193,14 @@ class _StoppedClock(VirtualClock):
     def __init__(self) -> None:
         self._ahead_s: float | None = None
 
-    def stop(self) -> None:
-        """Stop virtual time."""
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop virtual time until the block ends."""
         self._ahead_s = super().now() - time.monotonic()
-
-    def go_on(self) -> None:
-        """Let virtual time go on."""
-        self._ahead_s = None
+        try:
+            yield
+        finally:
+            self._ahead_s = None
 
     def now(self) -> float:
         """Seconds since the virtual loop was made."""

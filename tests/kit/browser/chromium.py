@@ -19,6 +19,7 @@ from playwright.sync_api import sync_playwright
 SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 _TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL)
 _INLINE = ("data:", "blob:")
+_LATER_MS = 4_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,11 @@ def open_page(page: Path | str, name: str, *, dark: bool = False, height: int = 
         opened.on("console", lambda message: keep_line(console, message.type, message.text))
         opened.on("pageerror", lambda error: console.append(str(error)))
         opened.on("request", lambda request: asked.append(request.url))
+        opened.on("websocket", lambda socket: asked.append(socket.url))
+        # What scripts do later is seen too, and not waited for.
+        opened.clock.install()
         opened.goto(address)
+        opened.clock.run_for(_LATER_MS)
         opened.screenshot(path=kept(name))
         html = opened.content()
     foreign = sorted({each for each in asked if not each.startswith((own, *_INLINE))})

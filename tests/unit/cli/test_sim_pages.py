@@ -100,7 +100,9 @@ def test_the_showcase_is_one_page_with_the_findings_of_seven_experiments(
 
 def test_a_page_that_fails_or_asks_another_host_is_noticed(tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
-    bad.write_text('<p>text</p><img src="http://elsewhere.example/x.png"><script>missing();</script>')
+    later = 'setTimeout(() => fetch("http://later.example/"), 3000)'
+    image = '<img src="http://elsewhere.example/x.png">'
+    bad.write_text(f"<p>text</p>{image}<script>{later}; missing();</script>")
     page = open_page(bad, "bad")
     assert [line for line in page.console if "missing is not defined" in line]
-    assert page.foreign == ("http://elsewhere.example/x.png",)
+    assert page.foreign == ("http://elsewhere.example/x.png", "http://later.example/")
