@@ -271,6 +271,33 @@ def test_memory_is_given_back_and_used_again() -> None:
     assert sizes[-1] <= 1.3 * sizes[1]
 
 
+_GOLDEN = 0x9E3779B97F4A7C15
+"""What the native table multiplies names with: see hash.hpp."""
+
+
+def test_names_of_one_shard_of_the_table_are_found_however_close_their_places_are() -> None:
+    # A name's product selects its shard with the top 12 bits, and its place there with the 32 bits below.
+    inverse, mask = pow(_GOLDEN, -1, 2**64), 2**64 - 1
+    for seed in range(100):
+        rng = Random(seed)
+        places = {
+            rng.choice([rng.randrange(64) << 26, 2**32 - 1]) << 20 | rng.randrange(4) for _ in range(150)
+        }
+        names = array("Q", rng.sample([place * inverse & mask for place in sorted(places)], len(places)))
+        tree = PrefixTree(1_000_000, 0)
+        group = tree.add_group()
+        for begin in range(0, len(names), 5):
+            parent = names[begin - 1] if begin else 0
+            tree.apply([group], stored(parent, names[begin : begin + 5]))
+        tree.check_integrity()
+        assert depths(tree, names)[group][0] == len(names)
+        gone = array("Q", rng.sample(list(names), rng.randrange(len(names) + 1)))
+        tree.apply([group], removed(gone))
+        tree.check_integrity()
+        left = next((at for at, name in enumerate(names) if name in set(gone)), len(names))
+        assert depths(tree, names)[group][0] == left
+
+
 def test_names_in_sequence_are_taken_in_like_any_others() -> None:
     tree = PrefixTree(1_000_000, 0)
     group, names = tree.add_group(), array("Q", range(1, 200_001))

@@ -220,6 +220,38 @@ def test_a_malformed_message_is_refused_and_records_nothing(shadow_of: Any) -> N
     assert (shadow.held(0, Medium.DEVICE), shadow.take_log()) == (0, b"")
 
 
+@BOTH
+def test_token_ids_are_read_in_each_length_and_next_to_each_other(shadow_of: Any) -> None:
+    ids = [0, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x10000, 2**31 - 1]
+    for seed in range(200):
+        rng = Random(seed)
+        shadow, tokens = shadow_of(1, root_of), rng.choices(ids, k=3 * BLOCK)
+        event = block_stored([hash_of(n) for n in (1, 2, 3)], None, tokens)
+        # Of the last ids of a message, fewer bytes follow than an id can have.
+        event["token_ids"] = event.pop("token_ids")
+        payload = encode([1.0, [event]])
+        assert shadow.ingest(0, payload) == 1
+        names = chain_hashes(array("I", tokens), BLOCK, root_hash("m"))
+        assert depth(holdings(shadow), names) == 3
+        with pytest.raises(ValueError, match="event"):
+            shadow.ingest(0, payload[:-1])
+
+
+def test_token_ids_that_are_no_numbers_of_32_bits_are_refused() -> None:
+    good = block_stored([1], None, list(range(BLOCK)))
+    for wrong in (2**32, -1, None, 1.5, True):
+        for at in (0, BLOCK - 1):
+            tokens: list[Any] = list(range(BLOCK))
+            tokens[at] = wrong
+            event = {**good, "token_ids": tokens}
+            event["token_ids"] = event.pop("token_ids")
+            for payload in (message(event), encode([1.0, [event]])):
+                shadow = Shadow(1, root_of)
+                with pytest.raises(ValueError, match="event"):
+                    shadow.ingest(0, payload)
+                assert shadow.held(0, Medium.DEVICE) == 0
+
+
 def test_garbage_never_does_more_than_raise() -> None:
     shadow, rng = Shadow(1, root_of), Random(4)
     stored = block_stored([hash_of(1)], None, list(range(BLOCK)), extra_keys=[["s"]])

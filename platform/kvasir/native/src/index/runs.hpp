@@ -7,7 +7,7 @@ namespace kvasir {
 
 template <class Visit>
 void Tree::lay(std::uint64_t parent, const char *names, std::size_t count, Visit visit) {
-  constexpr std::size_t kAhead = 12;
+  constexpr std::size_t kAhead = 24;
   std::size_t fetched = 0;
   const std::uint32_t above = find(parent);
   std::uint32_t page = kNoPage, run_page = kNoPage;
@@ -50,7 +50,7 @@ void Tree::lay(std::uint64_t parent, const char *names, std::size_t count, Visit
 
 template <bool kChain, class Visit>
 void Tree::trace(const char *names, std::size_t count, Visit visit) const {
-  constexpr std::size_t kAhead = 12;
+  constexpr std::size_t kAhead = 24;
   std::size_t fetched = 0;
   std::uint32_t page = kNoPage;
   unsigned at = 0, run = 0;

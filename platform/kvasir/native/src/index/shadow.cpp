@@ -6,9 +6,9 @@ namespace kvasir {
 std::uint64_t Shadow::key_of(MsgPack &in) {
   if (!in.is_bytes()) return in.integer();
   const std::string_view bytes = in.bytes();
+  if (bytes.size() >= 8) return MsgPack::big_endian(bytes.data() + bytes.size() - 8);
   std::uint64_t key = 0;
-  for (std::size_t i = bytes.size() > 8 ? bytes.size() - 8 : 0; i < bytes.size(); ++i)
-    key = key << 8 | static_cast<unsigned char>(bytes[i]);
+  for (const char each : bytes) key = key << 8 | static_cast<unsigned char>(each);
   return key;
 }
 

@@ -1,14 +1,15 @@
 // Maps a name to its place: an open-addressing table that never rehashes as a whole.
 //
 // Names should be hashes but come from workers, so they are hashed again (Fibonacci hashing), which spreads
-// consecutive names too. The top bits select one of many small shards, each of which grows independently by
-// a quarter: the longest stall is the copy of one shard, and the load factor stays high. Within a shard, home
-// slots follow the order of a 32-bit tag, so that growing is one linear pass that does not need the names.
+// consecutive names too. The top bits select one of many small shards, each of which doubles independently: the
+// longest stall is the copy of one shard. Within a shard, home slots follow the order of a 32-bit tag, so that
+// growing is one linear pass that does not need the names.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 #include <vector>
@@ -52,7 +53,7 @@ class NameTable {
   // `name` must not be in the table.
   void insert(std::uint64_t name, std::uint32_t place) {
     Shard &shard = shards_[shard_of(name)];
-    if ((shard.used + 1) * 4 > shard.size * 3) resize(shard, shard.size < 8 ? 8 : shard.size + shard.size / 4);
+    if ((shard.used + 1) * 4 > shard.size * 3) resize(shard, shard.size ? 2 * shard.size : 8);
     put(shard, Slot{tag_of(name), place});
     ++shard.used;
     ++size_;
@@ -98,10 +99,33 @@ class NameTable {
     return static_cast<std::uint32_t>((static_cast<std::uint64_t>(tag) * shard.size) >> 32);
   }
   static std::uint32_t next(const Shard &shard, std::uint32_t i) { return i + 1 == shard.size ? 0 : i + 1; }
-  static void put(Shard &shard, Slot slot) {
+  static std::uint32_t put(Shard &shard, Slot slot) {
     std::uint32_t i = home(shard, slot.tag);
     while (shard.slots[i].place != kNowhere) i = next(shard, i);
     shard.slots[i] = slot;
+    return i;
+  }
+
+  // Puts all entries of `from` into `to`, which is empty and larger than their number. They come almost in the
+  // order of their homes, so that the next free slot is known and nothing has to be searched. A branch on which
+  // slots are in use would be predicted wrongly for a quarter of them: one that is not is written, and the next
+  // written over it.
+  static void move(const Shard &from, Shard &to) {
+    std::uint32_t first = 0;
+    while (from.slots[first].place != kNowhere) ++first;  // entries before it may have homes at the end
+    std::uint32_t free = 0, last = 0;                     // slots from home `last` to `free` are in use
+    for (std::uint32_t n = 0, i = first; n < from.size; ++n, i = next(from, i)) {
+      const Slot slot = from.slots[i];
+      const std::uint32_t at_home = home(to, slot.tag), at = std::max(free, at_home);
+      const bool used = slot.place != kNowhere;
+      if (__builtin_expect(at >= to.size || (used && at_home < last), 0)) {
+        if (used) free = std::max(free, put(to, slot) + 1);
+        continue;
+      }
+      to.slots[at] = slot;
+      free = used ? at + 1 : free;
+      last = used ? at_home : last;
+    }
   }
 
   void resize(Shard &shard, std::uint32_t size) {
@@ -112,9 +136,8 @@ class NameTable {
       made.slots = static_cast<Slot *>(std::malloc(size * sizeof(Slot)));
       if (!made.slots) throw std::bad_alloc();
     }
-    for (std::uint32_t i = 0; i < size; ++i) made.slots[i].place = kNowhere;
-    for (std::uint32_t i = 0; i < shard.size; ++i)
-      if (shard.slots[i].place != kNowhere) put(made, shard.slots[i]);
+    if (size) std::memset(made.slots, 0xFF, size * sizeof(Slot));  // all places are kNowhere
+    if (shard.used) move(shard, made);
     bytes_ += size * sizeof(Slot);
     bytes_ -= shard.size * sizeof(Slot);
     std::free(shard.slots);

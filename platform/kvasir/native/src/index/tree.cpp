@@ -137,6 +137,8 @@ std::uint64_t Tree::apply(const std::vector<std::uint32_t> &groups, const char *
   for (LogReader reader(log, size); reader.next(record);) {
     if (record.head.rank >= groups.size()) throw Missing("rank " + std::to_string(record.head.rank));
     group(groups[record.head.rank]);
+    // Output blocks come one in a record, so nothing else fetches their slots ahead.
+    if (record.head.count) table_.prefetch(record.name(0));
   }
   std::uint64_t changed = 0;
   for (LogReader reader(log, size); reader.next(record);) {
