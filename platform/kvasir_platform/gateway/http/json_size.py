@@ -69,9 +69,11 @@ class JsonSize(JsonCounts):
         if self._exact:
             self._scan(piece)
         else:
-            self.containers += piece.count(b"[") + piece.count(b"{")
-            self.values += piece.count(b",")
-            self.quotes += piece.count(b'"')
+            slices = (piece[at : at + _SLICE] for at in range(0, len(piece), _SLICE))
+            marks = b"".join(each.translate(None, _DROPPED) for each in slices)
+            self.containers += marks.count(b"[") + marks.count(b"{")
+            self.values += marks.count(b",")
+            self.quotes += marks.count(b'"')
             if self.excess or self._bytes > _EXACT_BYTES:
                 self._exact = True
                 self.containers = self.values = self.quotes = 0
