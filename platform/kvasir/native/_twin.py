@@ -328,11 +328,14 @@ class _Event(NamedTuple):
         extras = [each for each in ((fields.get("extra_keys") or [None])[0] or ()) if isinstance(each, str)]
         if adapter and extras and extras[0] == adapter:
             del extras[0]
+        tokens = fields.get("token_ids", ())
+        if not all(type(each) is int for each in tokens):
+            raise ValueError("a token id that is no integer")
         return cls(
             kind=kind,
             medium=_MEDIUM_OF.get(fields.get("medium"), Medium.REMOTE),
             keys=array("Q", map(_key, fields.get("block_hashes", ()))),
-            tokens=array("I", fields.get("token_ids", ())),
+            tokens=array("I", tokens),
             block_size=fields.get("block_size", 0),
             parent=None if parent is None else _key(parent),
             salt=extras[-1] if extras else "",
@@ -414,7 +417,7 @@ class Shadow:
         try:
             _, events, *_ = msgspec.msgpack.decode(payload, type=list[Any])
             parsed = [_Event.read(fields) for fields in events]
-        except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"event: {error}") from error
         for event in parsed:
             if event.other_group:

@@ -237,7 +237,8 @@ def test_token_ids_are_read_in_each_length_and_next_to_each_other(shadow_of: Any
             shadow.ingest(0, payload[:-1])
 
 
-def test_token_ids_that_are_no_numbers_of_32_bits_are_refused() -> None:
+@BOTH
+def test_token_ids_that_are_no_numbers_of_32_bits_are_refused(shadow_of: Any) -> None:
     good = block_stored([1], None, list(range(BLOCK)))
     for wrong in (2**32, -1, None, 1.5, True):
         for at in (0, BLOCK - 1):
@@ -246,7 +247,7 @@ def test_token_ids_that_are_no_numbers_of_32_bits_are_refused() -> None:
             event = {**good, "token_ids": tokens}
             event["token_ids"] = event.pop("token_ids")
             for payload in (message(event), encode([1.0, [event]])):
-                shadow = Shadow(1, root_of)
+                shadow = shadow_of(1, root_of)
                 with pytest.raises(ValueError, match="event"):
                     shadow.ingest(0, payload)
                 assert shadow.held(0, Medium.DEVICE) == 0
