@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -52,6 +53,15 @@ def test_what_is_counted_exactly_is_what_a_decoder_makes_wherever_the_pieces_are
     for at in range(0, len(data), size):
         whole.add(data[at : at + size], [])
     assert whole.containers == containers(value) + 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, (16 << 10) - 1, 16 << 10, 100_000])
+def test_the_first_count_of_a_piece_is_of_its_bytes_whatever_its_size(size: int) -> None:
+    data = random.Random(size).choices(b'[{,"]}:\\a \x00\xdb\xff', k=size)
+    piece, counted = bytes(data), JsonSize()
+    counted.add(piece, [piece])
+    found = counted.containers, counted.values, counted.quotes
+    assert found == (data.count(91) + data.count(123), data.count(44), data.count(34))
 
 
 def test_brackets_and_commas_in_a_prompt_are_no_values() -> None:
