@@ -36,7 +36,7 @@ FAILURES := build/test-failures.txt
 UP_ARGS := $(if $(FILE),-f $(FILE)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 .PHONY: help install install-dev up down status test test-fast soak lint types arch fmt proto pages console console-check lock sbom \
-	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-regions bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts frameworks-check images-check cluster-checks scorecard reports clean
+	bench-foundation bench-edge bench-edge-link bench-tokenizing bench-bounds bench-gateway bench-instructions bench-index bench-policies bench-eviction bench-kv bench-parity bench-overlap bench-threads bench-cluster bench-autoscale bench-regions bench-sim bench-models bench-truth bench-scaling bench-paired bench-agreement bench-alerts frameworks-check images-check cluster-checks scorecard reports clean
 
 help: ## list the targets
 	@echo "Kvasir. First: make up"
@@ -213,6 +213,9 @@ bench-truth: install-dev ## compare predictions of the performance model with lo
 
 bench-scaling: install-dev ## measure how soon a pool follows its load, on real Ray Serve (minutes)
 	@$(BIN)/python -m load_tests.scenarios.scaling $(ARGS)
+
+bench-instructions: install-dev ## count a router's instructions for a request, in valgrind (half an hour; needs valgrind and faketime)
+	@$(BIN)/python -m load_tests.scenarios.instructions $(ARGS)
 
 bench-paired: install-dev ## run the benchmarks of a request's path at BASE=COMMIT and at the last commit, alternating (minutes)
 	@test -n "$(BASE)" || { echo "error: name the commit to compare with: make bench-paired BASE=main~20" >&2; exit 2; }

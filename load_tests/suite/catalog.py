@@ -29,6 +29,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             engines.THREADS,
             faults.ALERTS,
             engines.SCALING,
+            gateway.INSTRUCTIONS,
             engines.AGREEMENT,
             routing.SIMULATOR,
             gateway.WHOLE,

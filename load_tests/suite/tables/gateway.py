@@ -144,6 +144,18 @@ WHOLE = Scenario(
     optional=(f"not measured: {ANY}",),
 )
 
+INSTRUCTIONS = Scenario(
+    "instructions",
+    "make bench-instructions",
+    "load_tests.scenarios.instructions",
+    (
+        *names("request, {size}", size=(*_SIZES, "128 KiB, warm")),
+        *names("observability, 100 B, {kind}", kind=("default", "control")),
+    ),
+    (*GATEWAY, *ROUTER, *measuring("scenarios/instructions.py", "scenarios/gateway/client.py")),
+    lines=MODULES,
+    minutes=35,
+)
 PAIRED = Scenario(
     "paired",
     "make bench-paired BASE=COMMIT",
