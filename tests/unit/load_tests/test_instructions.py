@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from load_tests.scenarios import instructions
 from load_tests.scenarios.gateway.processes import ProcessError
-from load_tests.scenarios.instructions import Pass, rows_of, tools, total
+from load_tests.scenarios.instructions import run
+from load_tests.scenarios.instructions.run import Pass, rows_of, tools, total
 from load_tests.suite.catalog import SCENARIOS
 
 
@@ -61,7 +61,7 @@ def test_the_rows_are_those_that_are_declared() -> None:
 
 def test_a_machine_without_the_tools_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(instructions, "_LIBRARIES", ("/nowhere/*.so",))
+    monkeypatch.setattr(run, "_LIBRARIES", ("/nowhere/*.so",))
     with pytest.raises(ProcessError, match="apt-get install valgrind faketime"):
         tools()
 
@@ -75,5 +75,5 @@ def test_the_slow_clock_is_found_where_debian_puts_it(
     for name in ("valgrind", "callgrind_control"):
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(instructions, "_LIBRARIES", (f"{tmp_path}/*/faketime/libfaketimeMT.so.1",))
+    monkeypatch.setattr(run, "_LIBRARIES", (f"{tmp_path}/*/faketime/libfaketimeMT.so.1",))
     assert tools().slow_clock == library
