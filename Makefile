@@ -214,7 +214,7 @@ bench-truth: install-dev ## compare predictions of the performance model with lo
 bench-scaling: install-dev ## measure how soon a pool follows its load, on real Ray Serve (minutes)
 	@$(BIN)/python -m load_tests.scenarios.scaling $(ARGS)
 
-bench-instructions: install-dev ## count a router's instructions for a request, in valgrind (half an hour; needs valgrind and faketime)
+bench-instructions: install-dev ## count a router's instructions for a request, in valgrind (minutes; needs valgrind and faketime)
 	@$(BIN)/python -m load_tests.scenarios.instructions $(ARGS)
 
 bench-paired: install-dev ## run the benchmarks of a request's path at BASE=COMMIT and at the last commit, alternating (minutes)

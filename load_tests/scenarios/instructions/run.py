@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from load_tests.report import Row, write
 from load_tests.scenarios.gateway.bodies import SIZES, WARM
+from load_tests.scenarios.gateway.in_turn.observability import BEGINNING, MOST_RATIO
 from load_tests.scenarios.gateway.measure import say
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import ROOT, Child, ProcessError
@@ -37,9 +38,8 @@ from load_tests.scenarios.gateway.systems import Stand, System, await_serving
 from load_tests.vocabulary import large_model
 
 SLOWDOWN = 45
-"""A router in valgrind executes as many instructions in this many seconds as one alone in a second."""
+"""A router in valgrind executes about as many instructions in this many seconds as one alone in a second."""
 PASSES = 8
-MOST_RATIO = 1.05
 UNIT = "M instructions"
 _SHORT = SIZES[0].name
 _ROUTER = "kvasir_platform.apps.router_app"
@@ -69,10 +69,10 @@ class Tools(NamedTuple):
 def tools() -> Tools:
     """Find the programs. Raise ProcessError that names the packages of missing ones."""
     valgrind, control = shutil.which("valgrind"), shutil.which("callgrind_control")
-    libraries = [found for place in _LIBRARIES for found in Path("/").glob(place.lstrip("/"))]
-    if valgrind is None or control is None or not libraries:
-        missing = ["valgrind"] if valgrind is None or control is None else []
-        missing += [] if libraries else ["faketime"]
+    libraries = [each for place in _LIBRARIES for each in Path("/").glob(place.lstrip("/"))]
+    found = {"valgrind": valgrind and control, "faketime": libraries}
+    missing = [package for package, there in found.items() if not there]
+    if missing or valgrind is None or control is None:
         raise ProcessError(f"a package is missing: apt-get install {' '.join(missing)}")
     return Tools(valgrind, control, libraries[0])
 
@@ -122,16 +122,19 @@ class Counter:
     def __init__(self, control: str, pid: int, folder: Path, name: str) -> None:
         self._control, self._pid = control, pid
         self._folder, self._name = folder, name
-        self._read: set[Path] = set()
         self._order("-i", "on")
         self.read()
 
     def read(self) -> int:
         """Return the instructions since it was read last. Raise ProcessError."""
         self._order("-d")
-        files = {*self._folder.glob(f"{self._name}.*")} - self._read
-        self._read |= files
-        return sum(total(file.read_text(errors="replace")) for file in files)
+        dumps = list(self._folder.glob(f"{self._name}.*"))
+        if not dumps:
+            raise ProcessError(f"{self._name}: valgrind wrote no counts")
+        instructions = sum(total(dump.read_text(errors="replace")) for dump in dumps)
+        for dump in dumps:
+            dump.unlink()
+        return instructions
 
     def _order(self, *arguments: str) -> None:
         command = [self._control, *arguments, str(self._pid)]
@@ -200,24 +203,19 @@ def per_request(passes: Sequence[Pass]) -> float:
 
 def rows_of(counted: Mapping[str, Mapping[str, Sequence[Pass]]]) -> list[Row]:
     """Return the rows from the passes by router and size."""
-
     rows = [_row(f"request, {size}", passes, "as `kvasir up`") for size, passes in counted["up"].items()]
     off, observed, control = (counted[kind][_SHORT] for kind in ("off", "observed", "control"))
     everything = "costs, traces, exemplars, records of decisions, the console open and metrics scraped"
     return [
         *rows,
         replace(
-            _row(
-                f"observability, {_SHORT}, default", observed, f"{everything}; peer: two routers with all off"
-            ),
+            _row(f"{BEGINNING}{_SHORT}, default", observed, f"{everything}; peer: two routers with all off"),
             peer=(both := per_request([*off, *control])),
             ratio=per_request(observed) / both,
             target_ratio=MOST_RATIO,
         ),
         replace(
-            _row(
-                f"observability, {_SHORT}, control", control, "a second router with all off; peer: the first"
-            ),
+            _row(f"{BEGINNING}{_SHORT}, control", control, "a second router with all off; peer: the first"),
             peer=per_request(off),
             ratio=per_request(control) / per_request(off),
         ),
@@ -247,7 +245,3 @@ def main() -> None:
     except ProcessError as error:
         sys.exit(f"error: {error}")
     print(write("instructions", "make bench-instructions", rows).with_suffix(".md").read_text())
-
-
-if __name__ == "__main__":
-    main()

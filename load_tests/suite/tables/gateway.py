@@ -152,9 +152,9 @@ INSTRUCTIONS = Scenario(
         *names("request, {size}", size=(*_SIZES, "128 KiB, warm")),
         *names("observability, 100 B, {kind}", kind=("default", "control")),
     ),
-    (*GATEWAY, *ROUTER, *measuring("scenarios/instructions/*.py", "scenarios/gateway/client.py")),
+    (*GATEWAY, *ROUTER, *measuring("scenarios/instructions/*.py", "scenarios/gateway/**/*.py")),
     lines=MODULES,
-    minutes=35,
+    minutes=25,
 )
 PAIRED = Scenario(
     "paired",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from load_tests.scenarios.gateway.processes import ProcessError
 from load_tests.scenarios.instructions import run
-from load_tests.scenarios.instructions.run import Pass, rows_of, tools, total
+from load_tests.scenarios.instructions.run import Counter, Pass, rows_of, tools, total
 from load_tests.suite.catalog import SCENARIOS
 
 
@@ -77,3 +77,30 @@ def test_the_slow_clock_is_found_where_debian_puts_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(run, "_LIBRARIES", (f"{tmp_path}/*/faketime/libfaketimeMT.so.1",))
     assert tools().slow_clock == library
+
+
+def control(folder: Path, script: str) -> str:
+    """A program in place of callgrind_control, which knows the folder of counts as $counts."""
+    made = folder / "control"
+    made.write_text(f"#!/bin/sh\ncounts={folder}/counts\n{script}\n")
+    made.chmod(0o755)
+    (folder / "counts").mkdir()
+    return str(made)
+
+
+def test_instructions_are_those_since_they_were_read_last(tmp_path: Path) -> None:
+    dump = 'test "$1" != -d || { number=$(($(cat $counts/../n) + 1)); echo $number > $counts/../n; '
+    dump += 'echo "totals: $((number * 100))" > $counts/up.$number; }'
+    (tmp_path / "n").write_text("0")
+    counter = Counter(control(tmp_path, dump), 1, tmp_path / "counts", "up")
+    assert [counter.read(), counter.read()] == [200, 300]
+
+
+def test_a_count_that_valgrind_does_not_write_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="up: valgrind wrote no counts"):
+        Counter(control(tmp_path, "exit 0"), 1, tmp_path / "counts", "up")
+
+
+def test_a_process_that_valgrind_does_not_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="no such process"):
+        Counter(control(tmp_path, "echo no such process; exit 1"), 1, tmp_path / "counts", "up")
