@@ -144,6 +144,26 @@ async def test_keys_that_were_read_stay_in_use_without_redis_and_when_it_has_los
         assert code(one, made["key"]) == "shop"
 
 
+async def test_a_server_that_comes_back_without_the_keys_is_told_as_well(
+    tmp_path: Path, redis: RedisServer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(tmp_path, redis, capsys)
+    made = await keys.run("create", "--tenant", "shop")
+
+    async def told(words: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(words in f"{each.msg}: {getattr(each, 'reason', '')}" for each in caplog.records):
+                await asyncio.sleep(0.005)
+
+    async with keys.router() as router:
+        await until(router, made["key"], "shop")
+        redis.close()
+        await told("cannot be read")
+        redis.start()
+        await told("lost its data")
+        assert code(router, made["key"]) == "shop"
+
+
 async def test_keys_that_redis_loses_while_they_are_read_stay_in_use(
     tmp_path: Path,
     redis: RedisServer,

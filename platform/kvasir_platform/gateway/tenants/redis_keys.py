@@ -52,7 +52,7 @@ class RedisKeySource:
         self._clock = clock
         self._version: bytes | None = None
         self._text = ""
-        self._warned = False
+        self._warned: set[bool] = set()
         self.read = False
 
     def text(self) -> KeyText:
@@ -69,8 +69,9 @@ class RedisKeySource:
                             await self._follow(connection)
                         await self._clock.sleep(_PAUSE_S)
             except (RedisFailure, OSError, ConfigError) as error:
-                if not self._warned:
-                    self._warned = True
+                # A server that answers again and has lost its data is another trouble than before.
+                if (lost := isinstance(error, ConfigError)) not in self._warned:
+                    self._warned.add(lost)
                     _log.error(
                         "API keys in Redis cannot be read; those that were read last stay in use",
                         extra={"redis": where(self._spec), "reason": str(error) or type(error).__name__},
@@ -90,7 +91,7 @@ class RedisKeySource:
                 # Changed meanwhile, or lost: what was read may be a part.
                 return
             self._text, self._version, self.read = text, found, True
-        self._warned = False
+        self._warned.clear()
 
 
 class RedisKeyStore:
