@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvasir.native import SocketLane, StreamGaps
-from kvasir.telemetry.histogram import Histogram
+from kvasir.telemetry.families import Histogram
 
 
 def socket_lane(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -20,7 +20,7 @@ from kvasir.core.demand import PoolPlan
 from kvasir.core.requests import RouteArm
 from kvasir.ports.router import Accounting, AdmissionView, CellView, RegretView, RequestSummary, WorkerView
 from kvasir.ports.routing import CROSS_ROLE
-from kvasir.telemetry.histogram import Histogram, HistogramFamily
+from kvasir.telemetry.families import CounterFamily, Histogram, HistogramFamily
 from kvasir.telemetry.missed_slo import slo_miss
 from kvasir.telemetry.reasons import OK, OTHER, outcome_label
 from kvasir.telemetry.route_series import ROLLOUTS, RolloutStats, RouteSeries
@@ -79,39 +79,19 @@ _TIMES = (
     ("prefill", "Time from routed to prompt computed", _LATENCY),
     ("transfer", "Time that the decode worker waits for KV", _LATENCY),
 )
-_AMOUNTS: tuple[tuple[str, str, Callable[[RequestSummary], int]], ...] = (
-    ("prompt_tokens", "Prompt tokens", attrgetter("usage.prompt_tokens")),
-    ("output_tokens", "Output tokens", attrgetter("usage.output_tokens")),
-    ("cached_tokens", "Prompt tokens found in a worker's KV cache", attrgetter("usage.cached_tokens")),
-    ("tier_tokens", "Cached tokens that came from a tier", attrgetter("usage.tier_tokens")),
-    (
-        "predicted_cached_tokens",
-        "Cached tokens that the router predicted",
-        attrgetter("predicted_cached_tokens"),
-    ),
-    (
-        "transferred_tokens",
-        "Prompt tokens whose KV was transferred",
-        attrgetter("usage.transferred_tokens"),
-    ),
-    (
-        "transferred_bytes",
-        "KV bytes transferred between workers",
-        attrgetter("usage.transferred_bytes"),
-    ),
-    ("retries", "Requests retried before the first token", attrgetter("retries")),
-    (
-        "migrations",
-        "Requests continued on another worker after theirs was lost",
-        attrgetter("migrations"),
-    ),
-    (
-        "cross_role_requests",
-        "Requests run whole because no worker of the right role served",
-        lambda each: each.reason == CROSS_ROLE,
-    ),
+_AMOUNTS = (
+    ("prompt_tokens", "Prompt tokens", "usage.prompt_tokens"),
+    ("output_tokens", "Output tokens", "usage.output_tokens"),
+    ("cached_tokens", "Prompt tokens found in a worker's KV cache", "usage.cached_tokens"),
+    ("tier_tokens", "Cached tokens that came from a tier", "usage.tier_tokens"),
+    ("predicted_cached_tokens", "Cached tokens that the router predicted", "predicted_cached_tokens"),
+    ("transferred_tokens", "Prompt tokens whose KV was transferred", "usage.transferred_tokens"),
+    ("transferred_bytes", "KV bytes transferred between workers", "usage.transferred_bytes"),
+    ("retries", "Requests retried before the first token", "retries"),
+    ("migrations", "Requests continued on another worker after theirs was lost", "migrations"),
 )
-"""Counters by model, and what a request that ended adds to each."""
+"""Counters by model, and what of its summary a request that ended adds to each."""
+_AMOUNTS_OF = attrgetter(*[each for *_, each in _AMOUNTS])
 
 
 class _Shown(Collector):
@@ -132,7 +112,6 @@ class Metrics:
         self._models, self._slos = frozenset(models), frozenset(slos)
         self._views: dict[str, WorkerView] = {}
         self._tokenizers: dict[str, Callable[[], TokenizerStats]] = {}
-        self._children: dict[tuple[object, ...], Counter] = {}
         self._definitions: list[MetricDefinition] = []
 
         self._collector(*WORKERS).read = self._views.values
@@ -165,13 +144,15 @@ class Metrics:
         )
         self._batches_full = self._histogram("worker_batch_usage_ratio", text, _FULL, ("pool",))
         self._requests = self._counter("requests", "Requests ended, by outcome", "model", "outcome")
-        self._amounts = [(self._counter(name, text, "model"), read) for name, text, read in _AMOUNTS]
+        self._amounts = [self._counter(name, text, "model") for name, text, _ in _AMOUNTS]
+        text = "Requests run whole because no worker of the right role served"
+        self._cross_role = self._counter("cross_role_requests", text, "model")
         text = "Requests ended, by SLO class and whether it was met"
         self._slo = self._counter("slo_requests", text, "model", "slo", "met")
         text = "Requests that missed their SLO, by the promise that they broke first and what took most time"
         self._missed = self._counter("slo_missed_requests", text, "model", "slo", "promise", "cause")
         self._filtered = self._counter("output_filter_acts", "Actions of output filters", "filter", "act")
-        self._routes = RouteSeries(self._counter, self._histogram, self._child)
+        self._routes = RouteSeries(self._counter, self._histogram)
         self._rollouts = self._collector(ROLLOUTS)
         self._in_flight = self._gauge("requests_in_flight", "Requests in flight")
         self._queued = self._gauge("requests_queued", "Requests queued for a worker")
@@ -284,24 +265,27 @@ class Metrics:
             self.request_refused(summary.outcome, summary.model)
             return met
         model = self._model(summary.model)
-        self._child(self._requests, model, outcome_label(summary.outcome)).inc()
+        self._requests.add((model, outcome_label(summary.outcome)))
         self._durations(model, summary, met)
         self._quality(model, summary, met)
         if summary.route_arm is not None:
             self._routes.finished(summary, summary.route_arm)
-        for family, read in self._amounts:
-            if amount := read(summary):
-                self._child(family, model).inc(amount)
+        by_model = (model,)
+        for family, amount in zip(self._amounts, _AMOUNTS_OF(summary), strict=True):
+            if amount:
+                family.add(by_model, amount)
+        if summary.reason == CROSS_ROLE:
+            self._cross_role.add(by_model)
         return met
 
     def request_refused(self, code: str, model: str | None = None) -> None:
         """Count a request that was refused before it reached the router."""
-        self._child(self._requests, self._model(model), outcome_label(code)).inc()
+        self._requests.add((self._model(model), outcome_label(code)))
 
     def filter_acted(self, name: str, act: str) -> None:
         """Count an action of the output filter `name`: `redacted`, `ended`, `released_at_bound`,
         `ended_at_bound`, or, if its classifier did not answer, `failed_open` or `failed_closed`."""
-        self._child(self._filtered, name, act).inc()
+        self._filtered.add((name, act))
 
     def route_fell_back(self, given_up: RouteArm) -> None:
         """Count a request that another model of the route takes over from this arm."""
@@ -360,9 +344,11 @@ class Metrics:
         self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "histogram", labels, text))
         return made
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+    def _counter(self, name: str, text: str, *labels: str) -> CounterFamily:
+        made = CounterFamily(f"kvasir_{name}", text, labels)
+        self._registry.register(made)
         self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "counter", labels, text))
-        return Counter(f"kvasir_{name}", text, labels, registry=self._registry)
+        return made
 
     def _gauge(self, name: str, text: str) -> Gauge:
         self._definitions.append(MetricDefinition.of(f"kvasir_{name}", "gauge", (), text))
@@ -371,20 +357,12 @@ class Metrics:
     def _model(self, name: str | None) -> str:
         return name if name in self._models else OTHER
 
-    def _child(self, family: Counter, *labels: str) -> Counter:
-        """Return `family.labels(*labels)`, cached because that call takes a lock and a few microseconds."""
-        key = (family, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = family.labels(*labels)
-        return child
-
     def _quality(self, model: str, summary: RequestSummary, met: bool | None) -> None:
         if met is not None:
             slo = summary.slo.name if summary.slo.name in self._slos else OTHER
-            self._child(self._slo, model, slo, "yes" if met else "no").inc()
+            self._slo.add((model, slo, "yes" if met else "no"))
             if not met and (miss := slo_miss(summary)) is not None:
-                self._child(self._missed, model, slo, miss.promise, miss.cause).inc()
+                self._missed.add((model, slo, miss.promise, miss.cause))
         usage = summary.usage
         if summary.outcome == OK and summary.decode_worker is not None and usage.prompt_tokens:
             wrong = abs(summary.predicted_cached_tokens - usage.cached_tokens)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client import Counter
-
 from kvasir.core.requests import RouteArm
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.histogram import HistogramFamily
+from kvasir.telemetry.families import CounterFamily, HistogramFamily
 from kvasir.telemetry.reasons import outcome_label
 from kvasir.telemetry.series import SeriesTable, by_name, gauge
 
@@ -41,16 +39,14 @@ _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 
 
 class RouteSeries:
-    """The families by route and arm. `counter` and `histogram` register a family, `child` returns one of its
-    series. Labels are names in the spec, so that their number is bounded."""
+    """The families by route and arm. `counter` and `histogram` register a family. Labels are names in the
+    spec, so that their number is bounded."""
 
     def __init__(
         self,
-        counter: Callable[..., Counter],
+        counter: Callable[..., CounterFamily],
         histogram: Callable[[str, str, tuple[float, ...], tuple[str, ...]], HistogramFamily],
-        child: Callable[..., Counter],
     ) -> None:
-        self._child = child
         text = "Requests of a route ended, by arm and outcome"
         self._requests = counter("route_requests", text, *_ARM, "outcome")
         text = "Requests of a route ended, by arm and whether their SLO class was met"
@@ -66,18 +62,18 @@ class RouteSeries:
 
     def finished(self, summary: RequestSummary, arm: RouteArm) -> None:
         """Count a request of an arm that has ended."""
-        self._child(self._requests, *arm, outcome_label(summary.outcome)).inc()
+        self._requests.add((*arm, outcome_label(summary.outcome)))
         if (met := summary.slo_met) is not None:
-            self._child(self._slo, *arm, "yes" if met else "no").inc()
+            self._slo.add((*arm, "yes" if met else "no"))
         self._times(summary, arm)
 
     def fell_back(self, given_up: RouteArm) -> None:
         """Count a request that another model takes over."""
-        self._child(self._fallbacks, *given_up).inc()
+        self._fallbacks.add(tuple(given_up))
 
     def shadowed(self, arm: RouteArm, outcome: str, summary: RequestSummary | None) -> None:
         """Count a copy; `summary` is that of one that has ended."""
-        self._child(self._shadows, *arm, outcome).inc()
+        self._shadows.add((*arm, outcome))
         if summary is not None:
             self._times(summary, arm)
 
