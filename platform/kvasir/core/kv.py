@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from kvasir.core.values import value
+
 LOG_ALIGNMENT = 8
 
 
@@ -68,7 +70,7 @@ class KvEventKind(IntEnum):
     CLEARED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvBatch:
     """The changes of one flush. `sequence` counts batches from 1 without gaps within `epoch`."""
 

@@ -52,14 +52,14 @@ class Submit:
     requests: tuple[EngineRequest, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Abort:
     """Stop these legs. Each live one ends with a last delta."""
 
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReleaseLeases:
     """Free KV that was offered and will not be pulled."""
 

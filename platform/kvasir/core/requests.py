@@ -139,7 +139,7 @@ class Sampling:
     structured: StructuredOutput | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvHandoff:
     """What a decode worker needs to pull a prompt's KV from the worker that prefilled it.
 
@@ -346,7 +346,7 @@ class StepBatch:
 EMPTY_SAMPLING = Sampling()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SloClass:
     """An SLO class: the promised TTFT and ITL in seconds."""
 

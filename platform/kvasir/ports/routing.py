@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvasir.core.locality import KNOWN_LINKS
 from kvasir.core.requests import DEFAULT_SLO, SloClass
+from kvasir.core.values import value
 
 IntColumn = NDArray[np.int64]
 FloatColumn = NDArray[np.float64]
@@ -62,7 +63,7 @@ class RateColumns(NamedTuple):
     tier_byte_s: FloatColumn
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value
 class LinkColumns:
     """The links between targets, where any are known. `grid` has the class of each pair of places of the
     fleet, `places` the place of each target; None: the places are the targets. A target receives over each
@@ -88,7 +89,7 @@ class LinkColumns:
         return nearest if self.places is None else nearest[self.places]
 
 
-@dataclass(slots=True, eq=False)
+@value
 class Candidates:
     """Targets at the time of one decision; row i of every column describes `targets[i]`. Valid during that
     decision only. Policies must not change it, which is not enforced because enforcement triples its cost.
@@ -129,7 +130,7 @@ def no_names() -> array[int]:
     return array("Q")
 
 
-@dataclass(slots=True)
+@value
 class RequestView:
     """A policy's view of a request; like Candidates, it must not be changed. `output_tokens` is the expected
     output per choice. `block_hashes` are the names of the prompt's whole blocks as array('Q'). `session` is
@@ -152,7 +153,7 @@ class RequestView:
         return self.single_worker or self.choices > 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value
 class TermTable:
     """The terms that a policy computed for one part of a request (`prefill`, `decode` or `whole`), for people
     and replays: `values[i, j]` is the term `names[j]` of the candidate `targets[rows[i]]`, in `unit`. The

@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import field, make_dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -27,6 +26,7 @@ from kvasir.core.errors import (
     UpstreamError,
 )
 from kvasir.core.requests import Delta, Request
+from kvasir.core.values import retyped
 from kvasir.ports.limits import Grant, LimitRefusal, Quota
 from kvasir.ports.responses import StoredResponse
 from kvasir.ports.router import BrownoutView, RequestSummary, ServedAdapter
@@ -40,18 +40,9 @@ if TYPE_CHECKING:
     LinkDelta = Delta
     LinkRequest = Request
 else:
-    # `array[int]` is a type for type checkers only, so these fields are declared as `array` for the
-    # decoder. All other fields are inherited.
-    LinkDelta = make_dataclass(
-        "LinkDelta", [("embedding", array | None, None)], bases=(Delta,), slots=True, unsafe_hash=True
-    )
-    LinkRequest = make_dataclass(
-        "LinkRequest",
-        [("tokens", array), ("block_hashes", array, field(default_factory=lambda: array("Q"), repr=False))],
-        bases=(Request,),
-        slots=True,
-        unsafe_hash=True,
-    )
+    # `array[int]` is a type for type checkers only, so the decoder knows these fields as `array`.
+    LinkDelta = retyped(Delta, embedding=array | None)
+    LinkRequest = retyped(Request, tokens=array, block_hashes=array)
 
 
 class ErrorNote(msgspec.Struct, frozen=True, array_like=True):

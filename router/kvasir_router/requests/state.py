@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
 from kvasir.core.requests import Continuation, Delta, KvHandoff, Leg, Request, SloClass, Timings, Usage
-from kvasir.core.values import changed
+from kvasir.core.values import changed, value
 from kvasir.native import StreamTokens
 from kvasir.ports.router import LostAttempt, RequestSummary, RunningView
 from kvasir.ports.routing import Plan, RoutingTarget, no_names
@@ -57,7 +57,7 @@ class Phase(StrEnum):
     DECODING = "decoding"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunningLeg:
     """A running leg of a request."""
 
@@ -66,7 +66,7 @@ class RunningLeg:
     target: RoutingTarget
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HeldLease:
     """KV on a prefill worker that waits to be pulled, until `until_s` at the latest. `failed`: a pull of it
     failed."""
