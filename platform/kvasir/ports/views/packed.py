@@ -53,9 +53,9 @@ class PackedRows:
         values: Sequence[object],
         *,
         shared: Sequence[bytes] | None = None,
-        figures: Sequence[Sequence[float]] = (),
+        figures: NDArray[np.float64] | None = None,
     ) -> None:
-        """Add rows, the latest last. `figures` has those of all rows for each column."""
+        """Add rows, the latest last. `figures` has a row for each column, with those of all rows."""
         count = min(len(names), self._capacity)
         if not count:
             return
@@ -66,8 +66,9 @@ class PackedRows:
         self._write(self._begins, ends[:-1])
         self._write(self._ends, ends[1:])
         self._write(self._hashes, array("q", map(hash, names[-count:])))
-        for column, added in zip(self._columns, figures, strict=True):
-            self._write(column, array("d", added[-count:]))
+        for column, added in zip(self._columns, () if figures is None else figures, strict=True):
+            items: array[float] = array("d", added[-count:].tobytes())
+            self._write(column, items)
         self._next = (self._next + count) % self._capacity
 
     def _write(self, ring: _Ring, items: _Ring) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from kvasir.core.requests import DEFAULT_SLO, RouteArm, SloClass, Usage
 from kvasir.core.values import value
 
+NOT_JUDGED = frozenset(("client_closed", "slow_reader", "content_filter"))
+"""Outcomes of requests that a client or an output filter ended, which neither met nor missed their SLO."""
+
 
 @value
 class LostAttempt:
@@ -90,14 +93,11 @@ class RequestSummary:
     def slo_met(self) -> bool | None:
         """Whether the request succeeded within the TTFT and mean ITL of its SLO class. None if the client or
         an output filter ended the request."""
-        return self.met_with(self.ttft_s, self.itl_s)
-
-    def met_with(self, ttft: float | None, itl: float | None) -> bool | None:
-        """Return `slo_met`, given `ttft_s` and `itl_s`."""
         # Almost all requests end well, so this is asked first.
         if self.outcome == "ok":
-            return (ttft is None or ttft <= self.slo.ttft_s) and (itl is None or itl <= self.slo.itl_s)
-        return None if self.outcome in ("client_closed", "slow_reader", "content_filter") else False
+            ttft, itl, slo = self.ttft_s, self.itl_s, self.slo
+            return (ttft is None or ttft <= slo.ttft_s) and (itl is None or itl <= slo.itl_s)
+        return None if self.outcome in NOT_JUDGED else False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def test_the_newest_rows_are_those_of_a_list(capacity: int, batches: list[list[A
     kept = PackedRows(capacity, columns=1)
     for batch in batches:
         names, values, shared, figures = ([row[at] for row in batch] for at in range(4))
-        kept.add(names, values, shared=shared, figures=[figures])
+        kept.add(names, values, shared=shared, figures=np.array([figures], np.float64))
     every = [row for batch in batches for row in batch]
     newest = every[max(0, len(every) - capacity) :]
     assert len(kept) == len(newest)
@@ -62,5 +62,7 @@ def test_kept_rows_are_not_visited_by_the_garbage_collector() -> None:
     kept = PackedRows(1000, columns=1)
     before = len(gc.get_objects())
     for number in range(100):
-        kept.add([f"{number}"] * 10, [[number, "text", None]] * 10, shared=[b"x"] * 10, figures=[[0.0] * 10])
+        kept.add(
+            [f"{number}"] * 10, [[number, "text", None]] * 10, shared=[b"x"] * 10, figures=np.zeros((1, 10))
+        )
     assert len(gc.get_objects()) - before < 10
