@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvasir.core.requests import RouteArm, SloClass, Usage
 from kvasir.ports.router import EndedRequests, LostAttempt, RequestSummary
 from kvasir.ports.routing import CROSS_ROLE
+from kvasir.ports.views.ended import EndedColumn
 
 
 def summary(number: int, lasted_s: int, prompt: int) -> RequestSummary:
@@ -50,6 +51,38 @@ def test_the_newest_requests_and_their_columns_are_those_of_a_list(
     assert kept.column("answered").tolist() == [1.0] * len(newest)
     assert kept.column("ttft_s").tolist() == [each.ttft_s for each in newest]
     assert list(EndedRequests.of(every)) == every
+
+
+@given(
+    st.lists(
+        st.builds(
+            RequestSummary,
+            st.just("r"),
+            st.just("m"),
+            st.sampled_from(("ok", "worker_lost", "client_closed", "content_filter")),
+            st.just(1.0),
+            st.sampled_from((2.0, 3.0)),
+            first_token_s=st.sampled_from((None, 1.0, 1.5, 2.0)),
+            usage=st.builds(Usage, output_tokens=st.integers(0, 3)),
+            slo=st.builds(
+                SloClass, st.just("s"), st.sampled_from((0.25, 0.5, 1.0)), st.sampled_from((0.5, 1.0))
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_columns_are_what_each_request_says_however_it_ended(every: list[RequestSummary]) -> None:
+    kept = EndedRequests.of(every)
+    nan = float("nan")
+    said: dict[EndedColumn, list[float | None]] = {
+        "ttft_s": [each.ttft_s for each in every],
+        "itl_s": [each.itl_s for each in every],
+        "slo_met": [each.slo_met for each in every],
+        "answered": [each.outcome == "ok" for each in every],
+    }
+    for name, values in said.items():
+        expected = [nan if each is None else float(each) for each in values]
+        assert np.array_equal(kept.column(name), expected, equal_nan=True), name
 
 
 USAGE = Usage(2**40, 7, 3, 2**63, 11, 5)
