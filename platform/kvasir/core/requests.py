@@ -395,7 +395,7 @@ class Request:
     deadline_s: float | None = None
     priority: int = 0
     trace_context: str = ""
-    block_hashes: array[int] = field(default_factory=_no_blocks, repr=False)
+    block_hashes: array[int] = field(default_factory=_no_blocks)
     slo: SloClass = DEFAULT_SLO
     session: str = ""
     task: Task = Task.GENERATE

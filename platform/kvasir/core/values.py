@@ -25,8 +25,14 @@ _NOT_TAKEN_OVER = frozenset(
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
     """Make `cls`, which is written as a dataclass, a frozen struct. It compares and hashes by its fields, and
-    encoders and the functions of `dataclasses` take it for a dataclass."""
+    encoders and the functions of `dataclasses` take it for a dataclass. Raise TypeError for a field with an
+    option that structs do not have."""
     written = dataclasses.fields(dataclass(cls))  # type: ignore[arg-type]  # made a dataclass here
+    for each in written:
+        if each.kw_only or not (each.init and each.repr and each.compare):
+            raise TypeError(
+                f"{cls.__name__}.{each.name}: a field of a value has a default, and no other option"
+            )
     names = {each.name for each in written} | _NOT_TAKEN_OVER
     made: Any = msgspec.defstruct(
         cls.__name__,

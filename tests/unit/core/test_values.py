@@ -70,6 +70,15 @@ def test_each_value_has_a_default_of_its_own() -> None:
     assert Series(array("d")).more is not Series(array("d")).more
 
 
+@pytest.mark.parametrize(
+    "one", [field(init=False), field(repr=False), field(compare=False), field(kw_only=True)]
+)
+def test_a_field_with_an_option_that_would_be_ignored_is_refused(one: object) -> None:
+    made = type("Made", (), {"name": one, "__annotations__": {"name": "str"}})
+    with pytest.raises(TypeError, match=r"Made\.name"):
+        value(made)
+
+
 def test_a_value_is_pickled() -> None:
     delta = Delta("r", 7, (1, 2), "a", usage=Usage(prompt_tokens=5))
     assert pickle.loads(pickle.dumps(delta)) == delta
