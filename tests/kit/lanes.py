@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvasir.native import SocketLane, StreamGaps
-from kvasir.telemetry.families import Histogram
+from kvasir.telemetry.families.updated import Histogram
 
 
 def socket_lane(

@@ -7,7 +7,6 @@ number of series is bounded whatever clients send. Updated and scraped on one ev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -19,10 +18,10 @@ from prometheus_client.registry import Collector
 from kvasir.core.demand import PoolPlan
 from kvasir.core.requests import RouteArm
 from kvasir.ports.router import Accounting, AdmissionView, CellView, RegretView, RequestSummary, WorkerView
-from kvasir.ports.routing import CROSS_ROLE
-from kvasir.telemetry.families import CounterFamily, Histogram, HistogramFamily
-from kvasir.telemetry.missed_slo import slo_miss
-from kvasir.telemetry.reasons import OK, OTHER, outcome_label
+from kvasir.telemetry.families.scraped import MetricDefinition, SeriesCollector, SeriesTable
+from kvasir.telemetry.families.updated import CounterFamily, Histogram, HistogramFamily
+from kvasir.telemetry.reasons import OTHER
+from kvasir.telemetry.request_series import PER_TOKEN, RequestSeries
 from kvasir.telemetry.route_series import ROLLOUTS, RolloutStats, RouteSeries
 from kvasir.telemetry.router_series import (
     ACCOUNTING,
@@ -38,8 +37,6 @@ from kvasir.telemetry.router_series import (
     ScalingStats,
     TransfersByLink,
 )
-from kvasir.telemetry.series import MetricDefinition, SeriesCollector, SeriesTable
-from kvasir.telemetry.spans import recorded_parent
 from kvasir.telemetry.tenant_series import (
     BATCHES,
     BUDGETS,
@@ -63,35 +60,8 @@ OPENMETRICS_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 _END = b"# EOF\n"
 """The last line of OpenMetrics."""
 
-_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
 _DECISION = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
-_SHARE = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)
 _FULL = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-_WHOLE = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
-_TIMES = (
-    ("time_to_first_token", "Time from request received to first token", _LATENCY),
-    ("inter_token_latency", "Time between two tokens of a stream", _PER_TOKEN),
-    ("time_per_output_token", "Mean time per output token after the first", _PER_TOKEN),
-    ("request_duration", "Time from request received to last token", _WHOLE),
-    ("queue", "Time from request received to routed", _LATENCY),
-    ("prefill", "Time from routed to prompt computed", _LATENCY),
-    ("transfer", "Time that the decode worker waits for KV", _LATENCY),
-)
-_AMOUNTS = (
-    ("prompt_tokens", "Prompt tokens", "usage.prompt_tokens"),
-    ("output_tokens", "Output tokens", "usage.output_tokens"),
-    ("cached_tokens", "Prompt tokens found in a worker's KV cache", "usage.cached_tokens"),
-    ("tier_tokens", "Cached tokens that came from a tier", "usage.tier_tokens"),
-    ("predicted_cached_tokens", "Cached tokens that the router predicted", "predicted_cached_tokens"),
-    ("transferred_tokens", "Prompt tokens whose KV was transferred", "usage.transferred_tokens"),
-    ("transferred_bytes", "KV bytes transferred between workers", "usage.transferred_bytes"),
-    ("retries", "Requests retried before the first token", "retries"),
-    ("migrations", "Requests continued on another worker after theirs was lost", "migrations"),
-)
-"""Counters by model, and what of its summary a request that ended adds to each."""
-_AMOUNTS_OF = attrgetter(*[each for *_, each in _AMOUNTS])
 
 
 class _Shown(Collector):
@@ -127,30 +97,18 @@ class Metrics:
         self._tokenizer = self._collector(TOKENIZERS)
         self._costs = self._collector(CLAIMS, SPENT, BUDGETS, COST_STORE)
         self._discovery_stale_s: Callable[[], float] = lambda: 0.0
-        times = {name: self._histogram(f"{name}_seconds", text, bounds) for name, text, bounds in _TIMES}
-        self._ttft = times["time_to_first_token"]
-        self._itl = times["inter_token_latency"]
-        self._tpot = times["time_per_output_token"]
-        self._e2e = times["request_duration"]
-        self._queue = times["queue"]
-        self._prefill = times["prefill"]
-        self._transfer = times["transfer"]
+        self._requests = RequestSeries(self._model, self._slos)
+        self._registry.register(self._requests)
+        self._definitions += self._requests.definitions
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Time between two tokens of a stream", PER_TOKEN
+        )
         text = "Duration of routing decisions"
         self._decision = self._histogram("decision_seconds", text, _DECISION, ()).labels()
-        text = "Difference of predicted and found cached tokens, as a fraction of the prompt"
-        self._misjudged = self._histogram("cached_tokens_error_ratio", text, _SHARE)
         text = (
             "Requests in the batch of a worker, as a fraction of its largest batch, sampled every few seconds"
         )
         self._batches_full = self._histogram("worker_batch_usage_ratio", text, _FULL, ("pool",))
-        self._requests = self._counter("requests", "Requests ended, by outcome", "model", "outcome")
-        self._amounts = [self._counter(name, text, "model") for name, text, _ in _AMOUNTS]
-        text = "Requests run whole because no worker of the right role served"
-        self._cross_role = self._counter("cross_role_requests", text, "model")
-        text = "Requests ended, by SLO class and whether it was met"
-        self._slo = self._counter("slo_requests", text, "model", "slo", "met")
-        text = "Requests that missed their SLO, by the promise that they broke first and what took most time"
-        self._missed = self._counter("slo_missed_requests", text, "model", "slo", "promise", "cause")
         self._filtered = self._counter("output_filter_acts", "Actions of output filters", "filter", "act")
         self._routes = RouteSeries(self._counter, self._histogram)
         self._rollouts = self._collector(ROLLOUTS)
@@ -260,27 +218,16 @@ class Metrics:
 
     def request_finished(self, summary: RequestSummary) -> bool | None:
         """Count a request that reached the router, with any outcome. Return RequestSummary.slo_met."""
-        met = summary.slo_met
         if summary.refused:
             self.request_refused(summary.outcome, summary.model)
-            return met
-        model = self._model(summary.model)
-        self._requests.add((model, outcome_label(summary.outcome)))
-        self._durations(model, summary, met)
-        self._quality(model, summary, met)
+            return summary.slo_met
         if summary.route_arm is not None:
             self._routes.finished(summary, summary.route_arm)
-        by_model = (model,)
-        for family, amount in zip(self._amounts, _AMOUNTS_OF(summary), strict=True):
-            if amount:
-                family.add(by_model, amount)
-        if summary.reason == CROSS_ROLE:
-            self._cross_role.add(by_model)
-        return met
+        return self._requests.ended(summary)
 
     def request_refused(self, code: str, model: str | None = None) -> None:
         """Count a request that was refused before it reached the router."""
-        self._requests.add((self._model(model), outcome_label(code)))
+        self._requests.refused(code, model)
 
     def filter_acted(self, name: str, act: str) -> None:
         """Count an action of the output filter `name`: `redacted`, `ended`, `released_at_bound`,
@@ -356,37 +303,3 @@ class Metrics:
 
     def _model(self, name: str | None) -> str:
         return name if name in self._models else OTHER
-
-    def _quality(self, model: str, summary: RequestSummary, met: bool | None) -> None:
-        if met is not None:
-            slo = summary.slo.name if summary.slo.name in self._slos else OTHER
-            self._slo.add((model, slo, "yes" if met else "no"))
-            if not met and (miss := slo_miss(summary)) is not None:
-                self._missed.add((model, slo, miss.promise, miss.cause))
-        usage = summary.usage
-        if summary.outcome == OK and summary.decode_worker is not None and usage.prompt_tokens:
-            wrong = abs(summary.predicted_cached_tokens - usage.cached_tokens)
-            self._misjudged.labels(model).observe(wrong / usage.prompt_tokens)
-
-    def _durations(self, model: str, summary: RequestSummary, met: bool | None) -> None:
-        arrival, first = summary.arrival_s, summary.first_token_s
-        if summary.routed_s is not None:
-            self._queue.labels(model).observe(summary.routed_s - arrival)
-            if summary.prefill_done_s is not None:
-                self._prefill.labels(model).observe(summary.prefill_done_s - summary.routed_s)
-        if summary.transfer_s > 0:
-            self._transfer.labels(model).observe(summary.transfer_s)
-        trace = trace_id_of(summary.trace_context, missed=met is False)
-        if first is not None:
-            self._ttft.labels(model).observe(first - arrival, trace_id=trace)
-        if summary.outcome == OK:
-            self._e2e.labels(model).observe(summary.finished_s - arrival, trace_id=trace)
-            if first is not None and summary.usage.output_tokens > 1:
-                per_token = (summary.finished_s - first) / (summary.usage.output_tokens - 1)
-                self._tpot.labels(model).observe(per_token)
-
-
-def trace_id_of(context: str, *, missed: bool) -> str:
-    """Return the id of the trace in which a request with this trace context is recorded, which missed its SLO
-    or not; "" if there is none."""
-    return recorded_parent(context, slow_or_failed=missed)[3:35] if context else ""

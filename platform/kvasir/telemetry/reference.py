@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
+from kvasir.telemetry.families.scraped import MetricDefinition
 from kvasir.telemetry.metrics import Metrics
-from kvasir.telemetry.series import MetricDefinition
 
 _HEAD = """\
 # Metrics

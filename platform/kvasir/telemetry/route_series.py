@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from kvasir.core.requests import RouteArm
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.families import CounterFamily, HistogramFamily
+from kvasir.telemetry.families.scraped import SeriesTable, by_name, gauge
+from kvasir.telemetry.families.updated import CounterFamily, HistogramFamily
 from kvasir.telemetry.reasons import outcome_label
-from kvasir.telemetry.series import SeriesTable, by_name, gauge
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 from kvasir.core.demand import PoolPlan
 from kvasir.core.locality import LinkClass
 from kvasir.ports.router import Accounting, AdmissionView, CellView, LinkTransfers, RegretView
-from kvasir.telemetry.series import SeriesTable, by_name, counter, gauge, single
+from kvasir.telemetry.families.scraped import SeriesTable, by_name, counter, gauge, single
 
 
 class IndexStats(Protocol):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvasir.telemetry.series import SeriesTable, counter, gauge, single
+from kvasir.telemetry.families.scraped import SeriesTable, counter, gauge, single
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvasir.telemetry.series import SeriesTable, by_name, counter, gauge
+from kvasir.telemetry.families.scraped import SeriesTable, by_name, counter, gauge
 
 
 @dataclass(frozen=True, slots=True)

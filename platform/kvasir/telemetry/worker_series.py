@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from kvasir.core.kv import KvState
 from kvasir.ports.router import HEALTH_STATES, WorkerView
-from kvasir.telemetry.series import Rows, SeriesTable, counter, gauge
+from kvasir.telemetry.families.scraped import Rows, SeriesTable, counter, gauge
 
 NOT_JUDGED = ("connecting", "refused")
 """States in which a worker receives no requests, so that its health is unknown."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import cache
 
 from kvasir.core.errors import ConfigError
+from kvasir.telemetry.families.scraped import MetricDefinition
 from kvasir.telemetry.reference import definitions
-from kvasir.telemetry.series import MetricDefinition
 
 _WINDOW = "$__rate_interval"
 _CHOSEN = ("model", "pool", "tenant")

@@ -20,7 +20,7 @@ from kvasir.core.loads.gpu import GpuLoad
 from kvasir.core.requests import Delta, Request, Sampling, SloClass, token_ids
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.families import Histogram
+from kvasir.telemetry.families.updated import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.tenant_series import BudgetUse, CostStats, RateLimitStats, TenantStats, TenantUsage
 from kvasir_platform.cli.top.command import screen_text

@@ -8,7 +8,7 @@ from prometheus_client import Histogram as Standard
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvasir.telemetry.families import HistogramFamily
+from kvasir.telemetry.families.updated import HistogramFamily
 from kvasir_platform.edge.exposition import lasting, merged, parse, render
 
 

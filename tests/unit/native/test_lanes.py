@@ -19,7 +19,7 @@ from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import Delta, EngineLoad, FinishReason, StepBatch, Usage
 from kvasir.native import IS_NATIVE, Fan, Lane, Relay, StreamTokens
 from kvasir.native import _twin_lanes as twin
-from kvasir.telemetry.families import Histogram
+from kvasir.telemetry.families.updated import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")

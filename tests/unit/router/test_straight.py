@@ -28,7 +28,7 @@ from kvasir.core.requests import (
 )
 from kvasir.native import IS_NATIVE, Lane, StreamTokens
 from kvasir.ports.router import RequestSummary
-from kvasir.telemetry.families import Histogram
+from kvasir.telemetry.families.updated import Histogram
 from kvasir.wire.codec import decode_to_router, encode_to_router
 from kvasir_router.fast_path import LOAD_S, FastPath
 from kvasir_router.requests.events import (

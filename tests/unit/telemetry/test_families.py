@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from kvasir.telemetry.families import CounterFamily
+from kvasir.telemetry.families.updated import CounterFamily
 
 
 def test_a_counter_is_scraped_as_one_of_the_client_library() -> None:

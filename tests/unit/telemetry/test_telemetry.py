@@ -24,8 +24,9 @@ from kvasir.core.errors import CapacityError, KvasirError, RequestError, Upstrea
 from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.telemetry.logs import FAILED_PER_S, JsonFormatter, RequestLog
-from kvasir.telemetry.metrics import Metrics, trace_id_of
+from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import REASONS, http_status, markdown_table, outcome_label, with_table
+from kvasir.telemetry.request_series import trace_id_of
 from kvasir.telemetry.spans import SpanRecorder, TraceContext, otlp_recorder
 
 FIRST_TOKEN = "kvasir_time_to_first_token_seconds"

@@ -17,7 +17,7 @@ from kvasir.core.requests import Delta, Request, Usage
 from kvasir.native import StreamGaps
 from kvasir.ports.clock import Clock
 from kvasir.ports.router import Lane, RequestPort, RequestSummary
-from kvasir.telemetry.families import Histogram
+from kvasir.telemetry.families.updated import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.telemetry.reasons import CONTENT_FILTER, OK
 from kvasir.telemetry.spans import UNTRACED, SpanRecorder, TraceContext

@@ -21,7 +21,7 @@ from kvasir.core.messages import EncodedStep, WorkerFrame
 from kvasir.core.requests import Delta, FinishReason, Request, Sampling, StepBatch, Usage
 from kvasir.native import IS_NATIVE, Fan, Lane, StreamGaps, StreamTokens
 from kvasir.ports.clock import Clock
-from kvasir.telemetry.families import Histogram
+from kvasir.telemetry.families.updated import Histogram
 from kvasir.telemetry.metrics import Metrics
 from kvasir.wire.codec import decode_to_router, encode_to_router
 from kvasir_platform.gateway.anthropic.message_format import MESSAGES_FORMAT

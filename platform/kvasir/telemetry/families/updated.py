@@ -11,6 +11,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
@@ -28,13 +30,20 @@ class Histogram:
         self.total = array("d", (0.0,))
         self.exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float, times: int = 1, trace_id: str = "") -> None:
-        """Add `times` observations of `value`. A trace is shown beside its bucket until another is."""
-        bucket = bisect_left(self.bounds, value)
-        self.counts[bucket] += times
+    def observe(self, value: float, times: int = 1) -> None:
+        """Add `times` observations of `value`."""
+        self.counts[bisect_left(self.bounds, value)] += times
         self.total[0] += value * times
-        if trace_id:
-            self.exemplars[bucket] = Exemplar({"trace_id": trace_id}, value)
+
+    def observe_all(self, values: NDArray[np.float64]) -> None:
+        """Add observations, none of which is NaN."""
+        counts = np.frombuffer(self.counts, np.uint64)
+        counts += np.bincount(np.searchsorted(self.bounds, values), minlength=len(counts)).astype(np.uint64)
+        self.total[0] += float(values.sum())
+
+    def exemplify(self, value: float, trace_id: str) -> None:
+        """Show this trace beside the bucket of an observed value, until another is shown there."""
+        self.exemplars[bisect_left(self.bounds, value)] = Exemplar({"trace_id": trace_id}, value)
 
 
 class HistogramFamily(Collector):
@@ -53,6 +62,12 @@ class HistogramFamily(Collector):
         if series is None:
             series = self._series[values] = Histogram(self._bounds)
         return series
+
+    def observe_all(self, values: tuple[str, ...], observed: NDArray[np.float64]) -> None:
+        """Add observations to the series of these label values, but for those that are NaN."""
+        known = observed[~np.isnan(observed)]
+        if len(known):
+            self.labels(*values).observe_all(known)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """Yield one family with cumulative buckets."""

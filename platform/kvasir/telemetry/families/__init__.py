@@ -1,0 +1,1 @@
+"""Metric families: those that are updated as requests run, and those that are read at scrape time."""
