@@ -92,7 +92,7 @@ class LinkColumns:
 @value
 class Candidates:
     """Targets at the time of one decision; row i of every column describes `targets[i]`. Valid during that
-    decision only. Policies must not change it, which is not enforced because enforcement triples its cost.
+    decision only. Policies must not change its columns, which nothing enforces.
 
     `worker` numbers workers; ranks of one worker share a number. `prefills` and `decodes`: whether the role
     allows it. `cached_tokens` is the part of this request's prompt that is on the device or will be soon;
@@ -132,7 +132,7 @@ def no_names() -> array[int]:
 
 @value
 class RequestView:
-    """A policy's view of a request; like Candidates, it must not be changed. `output_tokens` is the expected
+    """A policy's view of a request, whose hashes must not be changed. `output_tokens` is the expected
     output per choice. `block_hashes` are the names of the prompt's whole blocks as array('Q'). `session` is
     the client's name for a group of requests, "" for none. `single_worker`: whether it must run on one
     worker, as requests with several choices do."""

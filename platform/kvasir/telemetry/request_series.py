@@ -1,7 +1,7 @@
 """Metric families to which requests add when they end, by model.
 
 A request adds to over a dozen of them. One request at a time, that takes 2 % more of a router's instructions
-for a short one. So requests are added together: once enough of them have ended, and at every scrape.
+for a short one (by hand). So they are added together: once enough have ended, and at every scrape.
 """
 
 from __future__ import annotations

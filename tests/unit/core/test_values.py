@@ -58,7 +58,7 @@ def test_a_value_is_encoded_as_the_dataclass_that_it_replaces() -> None:
         assert msgspec.msgpack.encode(one) == msgspec.msgpack.encode(other)
         assert asdict(one) == asdict(other)  # type: ignore[call-overload]  # a dataclass at run time
         assert one.count == other.count
-        assert contents(one) == tuple(getattr(one, each.name) for each in fields(one))  # type: ignore[arg-type]
+        assert contents(one) == tuple(getattr(one, each.name) for each in fields(one))  # type: ignore[arg-type]  # likewise
 
 
 def test_a_value_cannot_be_changed_at_run_time_either() -> None:

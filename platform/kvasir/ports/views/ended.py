@@ -44,7 +44,6 @@ _NUMBERS_OF = attrgetter(
     "slo.ttft_s",
     "slo.itl_s",
 )
-_NUMBERS = 8
 _FIELDS = get_type_hints(RequestSummary)
 # Summaries are packed without the names of their fields, which would be half of the bytes.
 _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgspec.msgpack.Decoder(
@@ -57,7 +56,7 @@ def _figures_of(summaries: Sequence[RequestSummary]) -> NDArray[np.float64]:
     asking each summary for them takes several times as long."""
     # A time that is not known is NaN.
     flat = np.fromiter(chain.from_iterable(map(_NUMBERS_OF, summaries)), np.float64)
-    numbers = flat.reshape(len(summaries), _NUMBERS).T
+    numbers = flat.reshape(len(summaries), -1).T
     finished, arrival, first, prompt, cached, output, slo_ttft, slo_itl = numbers
     outcomes = [each.outcome for each in summaries]
     well = np.frombuffer(bytes([each == "ok" for each in outcomes]), np.bool_)
