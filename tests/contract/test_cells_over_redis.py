@@ -150,6 +150,7 @@ async def test_tokens_that_were_not_used_go_back_to_that_bucket(
         (grant,) = await cells.take(router, tokens=1500)
         assert isinstance(grant, Grant), router
         cells.limits[router].settle(grant, 1)
+        await cells.told(router)
 
 
 async def test_what_is_returned_of_an_allotment_is_in_the_bucket_again(
