@@ -16,6 +16,7 @@ whose workers have no requests, and for how long streams wait while the metrics 
     make bench-gateway ARGS="--quick"                 a look; writes no report
     make bench-gateway ARGS="--peers haproxy,dynamo"  or none
     make bench-gateway ARGS="--only observability"    these rows; the others stay as the report has them
+    make bench-gateway ARGS="--only path"             likewise, those of requests, chunks, TTFT and memory
     make bench-gateway ARGS="--only console"          likewise
     make bench-gateway ARGS="--only fleet"            likewise
 """
@@ -58,7 +59,9 @@ from load_tests.vocabulary import MERGED, large_model, vocabulary_hash
 ROUNDS, BLOCKS = 3, 1_000_000
 QUICK_SCALE, QUICK_BLOCKS = 0.15, 100_000
 _SAMPLES, _SAMPLE_CHARS = 256, 4096
-_BEGINNINGS = {
+_PATH = "path"
+_BEGINNINGS: dict[str, str | tuple[str, ...]] = {
+    _PATH: ("request, ", "chunk, ", "whole request, ", "ttft, ", "rss, ", "configuration", "not measured: "),
     "observability": observability.BEGINNING,
     "console": console.BEGINNING,
     "fleet": idle.BEGINNING,
@@ -173,11 +176,11 @@ def all_rows(folder: Path, peers: list[str], *, quick: bool, only: str | None) -
     """The rows of the report: of what was measured, and those that it has if `only` some were. Raise
     ProcessError."""
     rows: list[Row] = []
-    if only is None:
+    if only in {None, _PATH}:
         rows, digest = run(folder, peers, quick=quick)
         say(f"configuration {digest}")
-    elif not quick:
-        rows = without(read(REPORTS / "gateway.json"), _BEGINNINGS[only])
+    if only is not None and not quick:
+        rows += without(read(REPORTS / "gateway.json"), _BEGINNINGS[only])
     if only is None and quick:
         return rows
     starts, scale = (1, QUICK_SCALE) if quick else (observability.STARTS, 1.0)

@@ -227,6 +227,6 @@ def rss_rows(held: int, resident: tuple[int, int, int], tree_mb: float, note: st
     ]
 
 
-def without(rows: Sequence[Row], beginning: str) -> list[Row]:
+def without(rows: Sequence[Row], beginning: str | tuple[str, ...]) -> list[Row]:
     """Return the rows of a report whose names begin otherwise; they keep the run that measured them."""
     return [row for row in rows if not row.name.startswith(beginning)]
