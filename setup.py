@@ -1,19 +1,82 @@
 """Builds the native code; everything else is declared in pyproject.toml.
 
-Both parts are optional at build time. Without a C++ compiler the Python twin of the extension serves, says so
-once on start, and benchmarks refuse to run on it; engines over several nodes do not start.
+All parts are optional at build time. Without a C++ compiler the Python twin of the extension serves, says so
+once on start, and benchmarks refuse to run on it; engines over several nodes do not start. Modules that
+cannot be compiled run as Python, and benchmarks refuse likewise.
 """
 
+from __future__ import annotations
+
 from glob import glob
+from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError
 
 SOURCES = "platform/kvasir/native/src"
 SIGNING = "workers/kvasir_workers/engines/signing"
 
+ROUTER = Path("router/kvasir_router")
+COMPILED = ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py", "shell.py")
+"""Packages and modules of the router that mypyc compiles: what it executes for every request."""
+INTERPRETED = ("__init__.py", "decision_entry.py")
+"""What remains Python in them. msgspec decodes the classes of the latter by their annotations, which compiled
+classes do not keep."""
+GROUP = "kvasir_router.compiled"
+GENERATED = "build/compiled"
+
+
+def compiled() -> list[Extension]:
+    """Return the extensions of all compiled modules, with one library. Raises SystemExit with the reason if
+    they cannot be translated, and ImportError without mypyc."""
+    from mypyc.build import mypycify
+
+    found = [each for name in COMPILED for each in (*(ROUTER / name).glob("*.py"), ROUTER / name)]
+    sources = sorted(str(each) for each in found if each.suffix and each.name not in INTERPRETED)
+    extensions = mypycify(
+        ["--follow-imports=silent", *sources],
+        opt_level="2",
+        debug_level="0",
+        multi_file=True,
+        target_dir=GENERATED,
+        group_name=GROUP,
+    )
+    for each in extensions:
+        # Where mypyc writes the headers of a group whose name has a dot.
+        each.include_dirs.append(f"{GENERATED}/{GROUP.rpartition('.')[0]}")
+        # A compiler that warns of more than ours does not make the code wrong.
+        each.extra_compile_args = [flag for flag in each.extra_compile_args if flag != "-Werror"]
+    return extensions
+
+
+class BuildExtensions(build_ext):
+    """Builds the extensions, and then the compiled modules: all of them or none."""
+
+    def run(self) -> None:
+        for old in ROUTER.rglob("*.so") if self.inplace else ():
+            old.unlink()
+        super().run()
+        # Apart from the others, so that a failure leaves no part of it.
+        apart = build_ext(self.distribution)
+        for option in ("inplace", "editable_mode", "build_lib", "build_temp", "force"):
+            setattr(apart, option, getattr(self, option))
+        native = self.distribution.ext_modules
+        try:
+            self.distribution.ext_modules = compiled()
+            apart.ensure_finalized()
+            apart.run()
+        except (ImportError, SystemExit, BaseError) as error:
+            self.warn(f"the router runs as Python, which takes longer: {error}")
+        else:
+            self.extensions = [*self.extensions, *apart.extensions]
+        self.distribution.ext_modules = native
+
+
 with ParallelCompile():
     setup(
+        cmdclass={"build_ext": BuildExtensions},
         ext_modules=[
             Pybind11Extension(
                 "kvasir.native._native",
@@ -33,5 +96,5 @@ with ParallelCompile():
                 libraries=["dl"],
                 optional=True,
             ),
-        ]
+        ],
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 from hypothesis import settings
+from tests.kit.suite.builds import Builds
 from tests.kit.suite.durations import Durations
 from tests.kit.suite.failures import Failures
 from tests.kit.suite.schedule import GroupEnds, GroupScheduling, may_be_slow, order_of
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if nightly else "change")
     config.pluginmanager.register(GroupEnds(), "group-ends")
     if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Builds(), "builds")
         file = config.getoption("--failures")
         failures = Failures(file) if file else None
         if failures is not None:

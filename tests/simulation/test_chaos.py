@@ -20,7 +20,7 @@ from kvasir_platform.sim.chaos.schedule import ClusterShape, Fault, FaultKind, S
 from kvasir_platform.sim.chaos.workload import draw_asks
 from kvasir_platform.sim.client import ClientStream
 from kvasir_platform.sim.cluster import Cluster
-from kvasir_router.requests.legs import LegControl
+from kvasir_router.sessions.outbox import Outbox
 
 FAST = range(30)
 # Seeds that have found something once, by what they found.
@@ -168,7 +168,7 @@ def test_a_pause_that_is_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_leases_that_are_not_released_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LegControl, "release", lambda self, flight: setattr(flight, "lease", None))
+    monkeypatch.setattr(Outbox, "release", lambda self, lease_ids: None)
     assert any("not at rest after 5 s" in broken for broken in play(draw(1)).broken)
 
 

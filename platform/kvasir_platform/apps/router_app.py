@@ -50,6 +50,7 @@ from kvasir_platform.gateway.traffic.rollouts import Rollouts, make_rollouts
 from kvasir_platform.planner.link import PlannerLink
 from kvasir_platform.planner.rpc import PlannerClient
 from kvasir_router.build import EdgeFacts, make_routers
+from kvasir_router.compiled import is_compiled
 from kvasir_router.mux import RouterMux
 from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer
 from kvasir_router.sessions.static_discovery import StaticDiscovery
@@ -110,6 +111,10 @@ async def serve(
     """Route and serve until SIGTERM or SIGINT, then drain. Return the exit status."""
     if not native.IS_NATIVE:
         log.warning("the native extension is not built; block hashes are computed in Python, which is slower")
+    if not is_compiled():
+        log.warning(
+            "the router is not compiled; it runs as Python, which takes more CPU time for each request"
+        )
     dialers = build_dialers(deployment, token)
     teller = _teller(planner, token)
     parts = _parts(deployment)

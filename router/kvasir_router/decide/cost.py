@@ -151,7 +151,9 @@ class CostPolicy:
         if len(may.full):
             whole = self._whole(request, candidates, may.full, terms)
             if best is None or whole.cost <= best.cost:
-                best, other = whole, best
+                # Not both at once, which mypyc takes for a tuple without None.
+                other = best
+                best = whole
             else:
                 other = whole
         if best is None:

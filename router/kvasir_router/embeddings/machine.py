@@ -54,23 +54,24 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
     no effect after it; exactly one delta, with the embedding, comes before a FinishRequest. Requests that
     wait after a failure go before those that have not started, whose order EmbeddingAdmission decides."""
 
-    _table: EmbeddingTable
-    _completion: EmbeddingCompletion
-    _failover: EmbeddingFailover
-
     def __init__(
         self, fleet: EmbeddingFleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED
     ) -> None:
         table = EmbeddingTable(fleet, limits, rules)
         completion = EmbeddingCompletion(table)
-        super().__init__(table, completion, EmbeddingFailover(table, completion), fleet.health)
+        failover = EmbeddingFailover(table, completion)
+        super().__init__(table, completion, failover, fleet.health)
         self.fleet = fleet
+        # Those of Lifecycle by their own types: a compiled class cannot narrow an attribute.
+        self._own_table = table
+        self._own_completion = completion
+        self._own_failover = failover
         self._arrivals = 0
 
     @property
     def queued(self) -> int:
         """Number of requests that wait for a worker."""
-        return len(self._admission) + len(self._table.moving)
+        return len(self._admission) + len(self._own_table.moving)
 
     def waiting(self) -> list[frozenset[str]]:
         """Return the workers that each waiting request avoids after a failure there; for checks."""
@@ -104,14 +105,14 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
             case ShuttingDown():
                 self._shut_down(now)
             case WorkerReady() | WorkerInterrupted() | WorkerDraining() | WorkerRestored() | WorkerLost():
-                self._failover.handle(event, now)
+                self._own_failover.handle(event, now)
                 self._admission.resized(self.fleet.ready)
         self._start_waiting(now)
         if self.fleet.health.press(self.queued > 0):
             self._start_waiting(now)
         self._admission.tick(now)
-        effects = self._table.out.copy()
-        self._table.out.clear()
+        effects = self._own_table.out.copy()
+        self._own_table.out.clear()
         return effects
 
     # -- arrival ---------------------------------------------------------------------------------
@@ -131,11 +132,11 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
                 refuse_to_wait(self._ready_in_s, self._limits.queue_timeout_s, missing)
             self._admission.wait(ticket, now, served=missing is None)
         self._arrivals += 1
-        self._table.retries.budget.deposit()
+        self._own_table.retries.budget.deposit()
         state = EmbeddingRequestState(request, ticket, self._arrivals, brownout=self.brownout.text)
-        self._table.add(state)
+        self._own_table.add(state)
         if worker_id is None:
-            self._table.wait_until(state, now)
+            self._own_table.wait_until(state, now)
         else:
             self._start(state, worker_id, now)
 
@@ -150,12 +151,12 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
 
     def _start_moving(self, now: float) -> None:
         """Send requests that wait after a failure; one that has no other worker lets the next one pass."""
-        for entry in list(self._table.moving):
+        for entry in list(self._own_table.moving):
             state = self._states[entry[2]]
             avoid = state.avoid & self.fleet.workers.keys()
             worker_id = self.fleet.choose(now, avoid)
             if worker_id is not None:
-                self._table.moving.remove(entry)
+                self._own_table.moving.remove(entry)
                 self._start(state, worker_id, now)
             elif not avoid:
                 return
@@ -182,7 +183,7 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
             second_text_at=request.second_text_at,
             slo=self._limits.named_slo(request),
         )
-        self._table.out.append(SubmitTo(worker_id, leg))
+        self._own_table.out.append(SubmitTo(worker_id, leg))
 
     # -- messages of workers ---------------------------------------------------------------------
 
@@ -202,12 +203,12 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
             worker.ghosts.pop(delta.request_id, None)
             return
         state = self._states[request_id]
-        self._completion.release(state, now, aborted=False)
+        self._own_completion.release(state, now, aborted=False)
         if delta.finish in FAILED or delta.embedding is None:
-            self._failover.again_or_fail(state, error_of(delta), worker.worker_id, now)
+            self._own_failover.again_or_fail(state, error_of(delta), worker.worker_id, now)
             return
         self.fleet.health.succeeded(worker.worker_id, now)
-        self._completion.finish(state, worker.worker_id, delta, now)
+        self._own_completion.finish(state, worker.worker_id, delta, now)
 
     def _unserved(self, state: EmbeddingRequestState) -> object | None:
         return state.last_error or self.fleet.missing()
@@ -216,8 +217,8 @@ class EmbeddingMachine(Lifecycle[EmbeddingRequestState, EmbeddingAdmission]):
 
     def validate_state(self) -> None:
         """Raise AssertionError, naming the fault, unless every invariant holds."""
-        moving = [request_id for _, _, request_id in self._table.moving]
-        check_inputs(self._states, self._admission, moving, self._table.timers)
+        moving = [request_id for _, _, request_id in self._own_table.moving]
+        check_inputs(self._states, self._admission, moving, self._own_table.timers)
         check_work(self._states, self.fleet)
         check_limits(self._states, self._limits)
         require(self.accounting().consistent, f"the accounting is inconsistent: {self.accounting()}")

@@ -63,8 +63,6 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
     nothing emitted after it; tokens of a choice are emitted in order, each once; every lease that a prefill
     worker granted is released."""
 
-    _failover: Failover
-
     def __init__(self, fleet: Fleet, limits: MachineLimits, rules: AdmissionRules = UNLIMITED) -> None:
         table = RequestTable(fleet, limits, rules)
         legs = LegControl(table)
@@ -73,6 +71,8 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
         failover = Failover(table, legs, completion, self._placement)
         super().__init__(table, completion, failover, fleet.health)
         self.fleet = fleet
+        # That of Lifecycle by its own type: a compiled class cannot narrow an attribute.
+        self._own_failover = failover
         self._progress = Progress(table, legs, completion, self._placement, failover)
 
     @property
@@ -167,7 +167,7 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
                 self._shut_down(now)
 
     def _membership(self, event: MembershipEvent, now: float) -> None:
-        self._failover.handle(event, now)
+        self._own_failover.handle(event, now)
         serves = isinstance(event, WorkerReady | WorkerRestored)
         if serves and event.worker_id in self.fleet.workers:
             self._placement.unpark(now)
@@ -207,7 +207,7 @@ class RequestMachine(Lifecycle[RequestState, Admission]):
     def _check_time(self, state: RequestState, now: float) -> None:
         super()._check_time(state, now)
         if state.hedge_at is not None and state.hedge_at <= now:
-            self._failover.hedge(state, now)
+            self._own_failover.hedge(state, now)
 
     def _unserved(self, state: RequestState) -> object | None:
         if not self._admission.parked(state.ticket):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvasir.config.spec.deployment import HealthSpec
 from kvasir.core.requests import Delta, FinishReason, Leg, Role, Timings, Usage
 from kvasir_router.requests.events import (
     AbortOn,
@@ -91,17 +92,19 @@ def test_a_token_that_comes_before_the_prompt_is_computed_ends_the_prefill_leg(s
 
 
 @pytest.mark.parametrize("computed", [True, False])
-def test_a_first_token_speaks_well_of_the_workers_that_brought_it_about(
-    stage: Stage, computed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    praised: list[str] = []
+def test_a_first_token_speaks_well_of_the_workers_that_brought_it_about(stage: Stage, computed: bool) -> None:
     health = stage.machine.fleet.health
-    monkeypatch.setattr(health, "succeeded", lambda worker_id, *_: praised.append(worker_id))
     overlap(stage)
+    for worker_id in ("p0", "d0"):
+        for _ in range(HealthSpec().consecutive_failures - 1):
+            health.failed(worker_id, "worker_failed", stage.now)
     if computed:
         stage.prefilled("p0")
     stage.say("d0", Delta("r", 0, (7,)))
-    assert praised == (["p0", "d0"] if computed else ["d0"])
+    for worker_id in ("p0", "d0"):
+        health.failed(worker_id, "worker_failed", stage.now)
+    ejections = {worker_id: health.view(worker_id, stage.now).ejections for worker_id in ("p0", "d0")}
+    assert ejections == {"p0": 0 if computed else 1, "d0": 0}
 
 
 def test_a_prefill_leg_that_fails_takes_the_decode_leg_with_it(stage: Stage) -> None:

@@ -1,0 +1,16 @@
+"""Whether what the router executes for every request is compiled; setup.py says which modules that is.
+
+They are ordinary modules of Python, which run without a compiler too, in about a fifth more instructions for
+a short request.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+LIBRARY = "kvasir_router.compiled__mypyc"
+
+
+def is_compiled() -> bool:
+    """Return whether the compiled modules are in use."""
+    return find_spec(LIBRARY) is not None

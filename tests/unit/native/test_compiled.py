@@ -1,0 +1,63 @@
+"""The router's modules are compiled wherever there is a compiler, and old ones are not taken for their
+source."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.kit.suite.builds import ROUTER, Builds, stale_builds
+
+from kvasir_router.compiled import is_compiled
+
+SOURCES = [
+    path.relative_to(ROUTER.parent).with_suffix("")
+    for name in (
+        "admission",
+        "decide",
+        "embeddings",
+        "fleet",
+        "index",
+        "requests",
+        "fast_path.py",
+        "shell.py",
+    )
+    for path in (*(ROUTER / name).glob("*.py"), ROUTER / name)
+    if path.suffix and path.stem not in {"__init__", "decision_entry"}
+]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
+def test_what_runs_for_every_request_is_compiled(pytestconfig: pytest.Config) -> None:
+    if stale_builds(pytestconfig):
+        pytest.skip("removed, since the source has changed: make install-dev")
+    assert is_compiled(), "make install-dev"
+    modules = [importlib.import_module(".".join(path.parts)) for path in SOURCES]
+    assert len(modules) > 60
+    assert [module.__name__ for module in modules if not str(module.__file__).endswith(".so")] == []
+
+
+def _built(router: Path, name: str, *, source_s: float, built_s: float) -> tuple[Path, Path]:
+    source, built = router / f"{name}.py", router / f"{name}.cpython-311-x86_64-linux-gnu.so"
+    for path, at in ((source, source_s), (built, built_s)):
+        path.touch()
+        os.utime(path, (at, at))
+    return source, built
+
+
+def test_compiled_modules_are_removed_together_once_one_source_is_newer(tmp_path: Path) -> None:
+    old = _built(tmp_path, "shell", source_s=20.0, built_s=10.0)
+    new = _built(tmp_path, "fast_path", source_s=10.0, built_s=20.0)
+    builds = Builds(tmp_path)
+    assert [path.exists() for path in (*old, *new)] == [True, False, True, False]
+    assert "before shell changed: make install-dev" in str(builds.pytest_report_header())
+
+
+def test_compiled_modules_of_unchanged_sources_stay(tmp_path: Path) -> None:
+    _, built = _built(tmp_path, "shell", source_s=10.0, built_s=10.0)
+    (tmp_path / "compiled__mypyc.cpython-311-x86_64-linux-gnu.so").touch()
+    assert Builds(tmp_path).pytest_report_header() is None
+    assert built.exists()
