@@ -13,7 +13,7 @@ from pathlib import Path
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
+from setuptools.errors import BaseError, CCompilerError
 
 SOURCES = "platform/kvasir/native/src"
 SIGNING = "workers/kvasir_workers/engines/signing"
@@ -67,7 +67,7 @@ class BuildExtensions(build_ext):
             self.distribution.ext_modules = compiled()
             apart.ensure_finalized()
             apart.run()
-        except (ImportError, SystemExit, BaseError) as error:
+        except (ImportError, SystemExit, BaseError, CCompilerError) as error:
             self.warn(f"the router runs as Python, which takes longer: {error}")
         else:
             self.extensions = [*self.extensions, *apart.extensions]
