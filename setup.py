@@ -24,6 +24,8 @@ COMPILED = ("admission", "decide", "embeddings", "fleet", "index", "requests", "
 INTERPRETED = ("__init__.py", "decision_entry.py")
 """What remains Python in them. msgspec decodes the classes of the latter by their annotations, which compiled
 classes do not keep."""
+ROUNDED = "-ffp-contract=off"
+"""A contracted operation rounds once, and would decide otherwise than Python does."""
 GROUP = "kvasir_router.compiled"
 GENERATED = "build/compiled"
 
@@ -47,7 +49,8 @@ def compiled() -> list[Extension]:
         # Where mypyc writes the headers of a group whose name has a dot.
         each.include_dirs.append(f"{GENERATED}/{GROUP.rpartition('.')[0]}")
         # A compiler that warns of more than ours does not make the code wrong.
-        each.extra_compile_args = [flag for flag in each.extra_compile_args if flag != "-Werror"]
+        flags = [flag for flag in each.extra_compile_args if flag != "-Werror"]
+        each.extra_compile_args = [*flags, ROUNDED]
     return extensions
 
 
@@ -84,8 +87,7 @@ with ParallelCompile():
                 include_dirs=[SOURCES],
                 depends=sorted(glob(f"{SOURCES}/**/*.hpp", recursive=True)),
                 cxx_std=17,
-                # A contracted operation rounds once, and would decide otherwise than the Python twin.
-                extra_compile_args=["-O3", "-fvisibility=hidden", "-ffp-contract=off"],
+                extra_compile_args=["-O3", "-fvisibility=hidden", ROUNDED],
                 optional=True,
             ),
             # Not a module of Python: LD_PRELOAD loads it into the processes of engines over several nodes.
