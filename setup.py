@@ -19,8 +19,9 @@ SOURCES = "platform/kvasir/native/src"
 SIGNING = "workers/kvasir_workers/engines/signing"
 
 ROUTER = Path("router/kvasir_router")
-COMPILED = ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py", "shell.py")
-"""Packages and modules of the router that mypyc compiles: what it executes for every request."""
+COMPILED = ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py")
+"""Packages and modules of the router that mypyc compiles: what it executes for every request, except
+coroutines. Compiled ones share the exception that is being handled, and one raises that of another."""
 INTERPRETED = ("__init__.py", "decision_entry.py")
 """What remains Python in them. msgspec decodes the classes of the latter by their annotations, which compiled
 classes do not keep."""

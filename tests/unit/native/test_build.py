@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-REFUSES = 'def mypycify(*_, **__):\n    raise SystemExit("shell.py:7: error: no such type")\n'
+REFUSES = 'def mypycify(*_, **__):\n    raise SystemExit("legs.py:7: error: no such type")\n'
 BROKEN = """
 from setuptools import Extension
 
 def mypycify(*_, **__):
-    made = [("fast_path", ""), ("shell", "#error it does not compile")]
+    made = [("fast_path", ""), ("legs", "#error it does not compile")]
     for name, text in made:
         with open(f"{name}.c", "w") as file:
             file.write(text)
@@ -26,7 +26,7 @@ def mypycify(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("translator", "why"), [(REFUSES, "shell.py:7: error: no such type"), (BROKEN, "failed")]
+    ("translator", "why"), [(REFUSES, "legs.py:7: error: no such type"), (BROKEN, "failed")]
 )
 def test_a_router_that_cannot_be_compiled_runs_as_python(tmp_path: Path, translator: str, why: str) -> None:
     router = tmp_path / "router" / "kvasir_router"
@@ -35,8 +35,8 @@ def test_a_router_that_cannot_be_compiled_runs_as_python(tmp_path: Path, transla
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "mypyc" / "__init__.py").touch()
     (tmp_path / "mypyc" / "build.py").write_text(translator)
-    (router / "shell.py").touch()
-    (router / "shell.cpython-311-x86_64-linux-gnu.so").touch()
+    (router / "legs.py").touch()
+    (router / "legs.cpython-311-x86_64-linux-gnu.so").touch()
     built = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--inplace"],
         cwd=tmp_path,
@@ -50,4 +50,4 @@ def test_a_router_that_cannot_be_compiled_runs_as_python(tmp_path: Path, transla
     assert built.returncode == 0, said
     assert "the router runs as Python, which takes longer" in said
     assert why in said
-    assert [path.name for path in router.iterdir()] == ["shell.py"]
+    assert [path.name for path in router.iterdir()] == ["legs.py"]

@@ -3,6 +3,7 @@ source."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import shutil
@@ -15,16 +16,7 @@ from kvasir_router.compiled import is_compiled
 
 SOURCES = [
     path.relative_to(ROUTER.parent).with_suffix("")
-    for name in (
-        "admission",
-        "decide",
-        "embeddings",
-        "fleet",
-        "index",
-        "requests",
-        "fast_path.py",
-        "shell.py",
-    )
+    for name in ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py")
     for path in (*(ROUTER / name).glob("*.py"), ROUTER / name)
     if path.suffix and path.stem not in {"__init__", "decision_entry"}
 ]
@@ -40,6 +32,19 @@ def test_what_runs_for_every_request_is_compiled(pytestconfig: pytest.Config) ->
     assert [module.__name__ for module in modules if not str(module.__file__).endswith(".so")] == []
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_no_coroutine_is_compiled_and_no_generator_that_handles_exceptions(path: Path) -> None:
+    tree = ast.parse((ROUTER.parent / path).with_suffix(".py").read_text())
+    assert [
+        node.lineno for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)
+    ] == []
+    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.With)]
+    inside = [
+        node for each in tries for node in ast.walk(each) if isinstance(node, ast.Yield | ast.YieldFrom)
+    ]
+    assert [node.lineno for node in inside] == []
+
+
 def _built(router: Path, name: str, *, source_s: float, built_s: float) -> tuple[Path, Path]:
     source, built = router / f"{name}.py", router / f"{name}.cpython-311-x86_64-linux-gnu.so"
     for path, at in ((source, source_s), (built, built_s)):
@@ -49,15 +54,15 @@ def _built(router: Path, name: str, *, source_s: float, built_s: float) -> tuple
 
 
 def test_compiled_modules_are_removed_together_once_one_source_is_newer(tmp_path: Path) -> None:
-    old = _built(tmp_path, "shell", source_s=20.0, built_s=10.0)
+    old = _built(tmp_path, "legs", source_s=20.0, built_s=10.0)
     new = _built(tmp_path, "fast_path", source_s=10.0, built_s=20.0)
     builds = Builds(tmp_path)
     assert [path.exists() for path in (*old, *new)] == [True, False, True, False]
-    assert "before shell changed: make install-dev" in str(builds.pytest_report_header())
+    assert "before legs changed: make install-dev" in str(builds.pytest_report_header())
 
 
 def test_compiled_modules_of_unchanged_sources_stay(tmp_path: Path) -> None:
-    _, built = _built(tmp_path, "shell", source_s=10.0, built_s=10.0)
+    _, built = _built(tmp_path, "legs", source_s=10.0, built_s=10.0)
     (tmp_path / "compiled__mypyc.cpython-311-x86_64-linux-gnu.so").touch()
     assert Builds(tmp_path).pytest_report_header() is None
     assert built.exists()
