@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,11 +15,21 @@ from tests.kit.suite.builds import ROUTER, Builds, stale_builds
 
 from kvasir_router.compiled import is_compiled
 
+ROOT = ROUTER.parents[1]
+MAKEFILE = ROOT / "Makefile"
+SETUP: dict[str, tuple[str, ...]] = {
+    node.targets[0].id: ast.literal_eval(node.value)
+    for node in ast.parse((ROOT / "setup.py").read_text()).body
+    if isinstance(node, ast.Assign)
+    and isinstance(node.targets[0], ast.Name)
+    and node.targets[0].id in {"COMPILED", "INTERPRETED"}
+}
+"""What setup.py compiles, which runs when it is imported."""
 SOURCES = [
     path.relative_to(ROUTER.parent).with_suffix("")
-    for name in ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py")
+    for name in SETUP["COMPILED"]
     for path in (*(ROUTER / name).glob("*.py"), ROUTER / name)
-    if path.suffix and path.stem not in {"__init__", "decision_entry"}
+    if path.suffix and path.name not in SETUP["INTERPRETED"]
 ]
 
 
@@ -43,6 +54,13 @@ def test_no_coroutine_is_compiled_and_no_generator_that_handles_exceptions(path:
         node for each in tries for node in ast.walk(each) if isinstance(node, ast.Yield | ast.YieldFrom)
     ]
     assert [node.lineno for node in inside] == []
+
+
+def test_make_compiles_again_when_any_of_them_changes() -> None:
+    (line,) = re.findall(
+        r"^COMPILED := .*addprefix router/kvasir_router/,(.*?)\)", MAKEFILE.read_text(), re.M
+    )
+    assert line.split() == [name if name.endswith(".py") else f"{name}/*.py" for name in SETUP["COMPILED"]]
 
 
 def _built(router: Path, name: str, *, source_s: float, built_s: float) -> tuple[Path, Path]:
