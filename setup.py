@@ -19,10 +19,19 @@ SOURCES = "platform/kvasir/native/src"
 SIGNING = "workers/kvasir_workers/engines/signing"
 
 ROUTER = Path("router/kvasir_router")
-COMPILED = ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py")
+COMPILED = (
+    "admission",
+    "decide",
+    "embeddings",
+    "fleet",
+    "fleet/decisions",
+    "index",
+    "requests",
+    "fast_path.py",
+)
 """Packages and modules of the router that mypyc compiles: what it executes for every request, except
 coroutines. Compiled ones share the exception that is being handled, and one raises that of another."""
-INTERPRETED = ("__init__.py", "decision_entry.py")
+INTERPRETED = ("__init__.py", "packing.py")
 """What remains Python in them. msgspec decodes the classes of the latter by their annotations, which compiled
 classes do not keep."""
 ROUNDED = "-ffp-contract=off"
@@ -75,6 +84,9 @@ class BuildExtensions(build_ext):
             self.warn(f"the router runs as Python, which takes longer: {error}")
         else:
             self.extensions = [*self.extensions, *apart.extensions]
+            # Of what did not have to be compiled again, the copy would be older than its source.
+            for made in ROUTER.rglob("*.so") if self.inplace else ():
+                made.touch()
         self.distribution.ext_modules = native
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvasir.native import Numbers
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.families.scraped import MetricDefinition
@@ -42,7 +41,7 @@ _AMOUNTS = (
 )
 """Counters, and what of its summary a request adds to each."""
 _MOMENTS = ("arrival_s", "finished_s", "routed_s", "prefill_done_s", "first_token_s", "transfer_s")
-_NUMBERS_OF = attrgetter(*_MOMENTS, *[each for *_, each in _AMOUNTS])
+_NUMBERS = Numbers((*_MOMENTS, *[each for *_, each in _AMOUNTS]))
 _PROMPT, _OUTPUT, _CACHED, _PREDICTED = range(4)
 
 
@@ -113,9 +112,8 @@ class RequestSeries(Collector):
                     self._exemplify(model, summary, trace)
 
     def _measure(self, model: str, summaries: Sequence[RequestSummary]) -> None:
-        flat = np.fromiter(chain.from_iterable(map(_NUMBERS_OF, summaries)), np.float64)
         # Times of stages that a request did not reach are NaN, and are left out.
-        numbers = flat.reshape(len(summaries), -1).T
+        numbers = _NUMBERS.of(summaries)
         arrival, finished, routed, prefilled, first, transfer = numbers[: len(_MOMENTS)]
         amounts = numbers[len(_MOMENTS) :]
         well = np.frombuffer(bytes([each.outcome == OK for each in summaries]), np.bool_)

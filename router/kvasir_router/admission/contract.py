@@ -93,7 +93,7 @@ class AdmissionRules:
 UNLIMITED = AdmissionRules()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class AdmissionTicket:
     """A request as admission sees it.
 
@@ -116,8 +116,45 @@ class AdmissionTicket:
     itl_s: float
     ttft_s: float
     deadline_s: float | None
-    long: bool = False
-    fresh_tokens: int = 0
-    waiting: bool = False
-    holds: bool = False
-    spare: bool = False
+    long: bool
+    fresh_tokens: int
+    waiting: bool
+    holds: bool
+    spare: bool
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        tenant: str,
+        weight: float,
+        level: int,
+        urgency: float,
+        cost: int,
+        prompt_tokens: int,
+        kv_least: int,
+        choices: int,
+        whole: bool,
+        itl_s: float,
+        ttft_s: float,
+        deadline_s: float | None,
+        long: bool = False,
+        spare: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self.tenant = tenant
+        self.weight = weight
+        self.level = level
+        self.urgency = urgency
+        self.cost = cost
+        self.prompt_tokens = prompt_tokens
+        self.kv_least = kv_least
+        self.choices = choices
+        self.whole = whole
+        self.itl_s = itl_s
+        self.ttft_s = ttft_s
+        self.deadline_s = deadline_s
+        self.long = long
+        self.fresh_tokens = 0
+        self.waiting = self.holds = False
+        self.spare = spare

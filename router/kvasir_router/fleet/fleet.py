@@ -18,7 +18,8 @@ from kvasir.ports.routing import CROSS_ROLE, Plan, RequestView, RoutingPolicy, R
 from kvasir_router.decide.rates import RateBook
 from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.columns import Columns
-from kvasir_router.fleet.decision_log import Decided, DecisionLog
+from kvasir_router.fleet.decisions.log import DecisionLog
+from kvasir_router.fleet.decisions.packing import Decided
 from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.place_loads import PlaceLoads, share
 from kvasir_router.fleet.reconcile import IndexHits

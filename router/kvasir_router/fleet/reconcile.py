@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvasir.core.kv import KvState, KvStatus, Medium
 from kvasir.core.requests import Usage
+from kvasir.core.values import value
 from kvasir.ports.routing import Plan
 from kvasir_router.index import FleetIndex, IndexViewId
 
@@ -35,7 +36,7 @@ class Verdict:
     void: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Errors:
     """A worker's record: the recent mean relative error, and since its session began the number of judged
     requests and the tokens by which predictions differed."""
@@ -43,6 +44,9 @@ class Errors:
     ratio: float = 0.0
     requests: int = 0
     tokens: int = 0
+
+
+_NO_ERRORS = Errors()
 
 
 @dataclass(slots=True)
@@ -89,7 +93,7 @@ class Reconciler:
         if record is None or record.picture != picture:
             record = self._records[worker_id] = _Record(picture)
         wrong = abs(predicted - found)
-        total = self._totals.get(worker_id, Errors())
+        total = self._totals.get(worker_id, _NO_ERRORS)
         self._add(record, min(1.0, wrong / prompt_tokens), predicted, found)
         ratio = record.error / record.weight
         self._totals[worker_id] = Errors(ratio, total.requests + 1, total.tokens + wrong)
@@ -101,7 +105,7 @@ class Reconciler:
 
     def errors(self, worker_id: str) -> Errors:
         """Return the worker's record."""
-        return self._totals.get(worker_id, Errors())
+        return self._totals.get(worker_id, _NO_ERRORS)
 
     def forget(self, worker_id: str) -> None:
         """The worker's session ended."""

@@ -23,16 +23,25 @@ class WorkerState(StrEnum):
     DRAINING = "draining"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class TargetLoad:
     """Work accounted at one target: prompt tokens to prefill and their requests, streams to decode, KV
     tokens. `mark` is the place's count of computed prompt tokens when this prompt was done."""
 
-    prefill_tokens: int = 0
-    waiting: int = 0
-    streams: int = 0
-    kv_tokens: int = 0
-    mark: int = field(default=0, compare=False)
+    prefill_tokens: int
+    waiting: int
+    streams: int
+    kv_tokens: int
+    mark: int = field(init=False, compare=False)
+
+    def __init__(
+        self, prefill_tokens: int = 0, waiting: int = 0, streams: int = 0, kv_tokens: int = 0
+    ) -> None:
+        self.prefill_tokens = prefill_tokens
+        self.waiting = waiting
+        self.streams = streams
+        self.kv_tokens = kv_tokens
+        self.mark = 0
 
     def add(self, other: TargetLoad, sign: int = 1) -> None:
         """Add, or with sign -1 subtract."""

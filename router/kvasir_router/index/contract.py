@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvasir.core.kv import KvState
+from kvasir.core.values import value
 
 
 class IndexMode(StrEnum):
@@ -16,7 +17,7 @@ class IndexMode(StrEnum):
     PREDICTED = "predicted"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class IndexViewId:
     """The source of a prediction; each source has errors of its own."""
 

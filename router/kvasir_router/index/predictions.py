@@ -19,7 +19,7 @@ _MAX_CONFIRMING = 65_536
 _MAX_AGES = 4096
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class _Live:
     """A prediction whose request has not ended. `number` is the tree's number for it."""
 
@@ -28,6 +28,13 @@ class _Live:
     names: array[int]
     number: int
     made_s: float
+
+    def __init__(self, group: int, rank: int, names: array[int], number: int, made_s: float) -> None:
+        self.group = group
+        self.rank = rank
+        self.names = names
+        self.number = number
+        self.made_s = made_s
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kvasir.core.errors import CapacityError, KvasirError, RequestError, UpstreamError
@@ -21,6 +21,8 @@ from kvasir_router.requests.continuation import ChoiceOutput, ContinuationMode, 
 SHORTEST_TTFT_S = 0.02
 """Predictions below this say nothing about how slow a worker is: the event loop's own resolution is of this
 size."""
+_NO_USAGE = Usage()
+_NO_TIMINGS = Timings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,6 @@ class HeldLease:
     failed: bool = False
 
 
-@dataclass(slots=True)
 class RequestState:
     """The state of a request in the router.
 
@@ -93,17 +94,17 @@ class RequestState:
 
     request: Request
     ticket: AdmissionTicket
-    brownout: str = ""
-    current: Request = field(init=False)
-    hashes: array[int] = field(default_factory=no_names)
+    brownout: str
+    current: Request
+    hashes: array[int]
     phase: Phase = Phase.QUEUED
     queued_until: float | None = None
     plan: Plan | None = None
-    charges: Charges = field(default_factory=dict)
-    _leg: RunningLeg | None = field(default=None, init=False)
+    charges: Charges
+    _leg: RunningLeg | None = None
     ahead: RunningLeg | None = None
     lease: HeldLease | None = None
-    outputs: list[ChoiceOutput] = field(init=False)
+    outputs: list[ChoiceOutput]
     continuation: Continuation | None = None
     replay: ReplayFilter | None = None
     streaming: bool = False
@@ -113,7 +114,7 @@ class RequestState:
     losses: int = 0
     hedge_at: float | None = None
     hedged: bool = False
-    avoid: set[str] = field(default_factory=set)
+    avoid: set[str]
     last_error: KvasirError | None = None
     started_s: float = 0.0
     routed_s: float | None = None
@@ -123,20 +124,26 @@ class RequestState:
     prefill_done_s: float | None = None
     first_token_s: float | None = None
     prefill_usage: Usage | None = None
-    prefill_timings: Timings = field(default_factory=Timings)
-    usage: Usage = field(default_factory=Usage)
-    timings: Timings = field(default_factory=Timings)
+    prefill_timings: Timings = _NO_TIMINGS
+    usage: Usage = _NO_USAGE
+    timings: Timings = _NO_TIMINGS
     finish: str = ""
     lost: tuple[LostAttempt, ...] = ()
 
-    def __post_init__(self) -> None:
-        self.current = self.request
-        resumed = self.request.resumed
+    def __init__(self, request: Request, ticket: AdmissionTicket, brownout: str = "") -> None:
+        self.request = request
+        self.ticket = ticket
+        self.brownout = brownout
+        self.current = request
+        self.hashes = no_names()
+        self.charges = {}
+        self.avoid = set()
+        resumed = request.resumed
         if resumed is None:
-            self.outputs = [ChoiceOutput() for _ in range(self.request.sampling.n)]
+            self.outputs = [ChoiceOutput() for _ in range(request.sampling.n)]
         else:
             self.outputs = [ChoiceOutput(resumed.tokens, resumed.characters)]
-            self.current, self.continuation = extended(self.request, self.outputs[0])
+            self.current, self.continuation = extended(request, self.outputs[0])
 
     @property
     def leg(self) -> RunningLeg | None:
@@ -236,9 +243,9 @@ class RequestState:
         self.streaming = False
         self.hedge_at = None
         self.prefill_usage = None
-        self.prefill_timings = Timings()
-        self.usage = Usage()
-        self.timings = Timings()
+        self.prefill_timings = _NO_TIMINGS
+        self.usage = _NO_USAGE
+        self.timings = _NO_TIMINGS
         self.overlap_s = 0.0
         self.attempts += 1
         if not self.begun:

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tests.kit.gateway.ended import ended_requests
+
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, ToolCallDelta, Usage
 from kvasir.ports.clock import Clock
@@ -273,8 +275,7 @@ class ScriptedRouter:
         """`summaries`, of each model."""
         models = {summary.model for summary in self.summaries}
         return [
-            EndedRequests.of(each for each in self.summaries if each.model == model)
-            for model in sorted(models)
+            ended_requests(each for each in self.summaries if each.model == model) for model in sorted(models)
         ]
 
     async def prefixes(self, most: int) -> list[PrefixView]:

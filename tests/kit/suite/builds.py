@@ -16,9 +16,8 @@ class Builds:
     To be made before a test imports any of them."""
 
     def __init__(self, router: Path = ROUTER) -> None:
-        built = [*router.rglob("*.so")]
-        self.stale = sorted(each.name.partition(".")[0] for each in built if _is_older(each))
-        for each in built if self.stale else ():
+        self.stale = stale_modules(router)
+        for each in router.rglob("*.so") if self.stale else ():
             each.unlink()
 
     @pytest.hookimpl(optionalhook=True)
@@ -32,6 +31,11 @@ class Builds:
             return None
         changed = ", ".join(self.stale)
         return f"the router runs as Python, since it was compiled before {changed} changed: make install-dev"
+
+
+def stale_modules(router: Path) -> list[str]:
+    """Return the compiled modules of a router that are older than their sources."""
+    return sorted(each.name.partition(".")[0] for each in router.rglob("*.so") if _is_older(each))
 
 
 def stale_builds(config: pytest.Config) -> list[str]:

@@ -6,11 +6,9 @@ wait; columns are read in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from itertools import chain
-from operator import attrgetter
-from typing import Any, Literal, Self, get_args, get_type_hints, overload
+from typing import Any, Literal, get_args, get_type_hints, overload
 
 import msgspec
 import numpy as np
@@ -34,7 +32,7 @@ EndedColumn = Literal[
 ]
 
 _COLUMNS: tuple[EndedColumn, ...] = get_args(EndedColumn)
-_NUMBERS_OF = attrgetter(
+NUMBERS = (
     "finished_s",
     "arrival_s",
     "first_token_s",
@@ -44,6 +42,9 @@ _NUMBERS_OF = attrgetter(
     "slo.ttft_s",
     "slo.itl_s",
 )
+"""Figures of a summary from which its columns are made."""
+ReadNumbers = Callable[[Sequence[RequestSummary]], NDArray[np.float64]]
+"""Returns a row for each of NUMBERS, with an item for each request; NaN for what is None."""
 _FIELDS = get_type_hints(RequestSummary)
 # Summaries are packed without the names of their fields, which would be half of the bytes.
 _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgspec.msgpack.Decoder(
@@ -51,12 +52,9 @@ _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgsp
 )
 
 
-def _figures_of(summaries: Sequence[RequestSummary]) -> NDArray[np.float64]:
+def _figures_of(summaries: Sequence[RequestSummary], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a row for each of _COLUMNS. The definitions of SLO, TTFT and ITL are those of RequestSummary;
     asking each summary for them takes several times as long."""
-    # A time that is not known is NaN.
-    flat = np.fromiter(chain.from_iterable(map(_NUMBERS_OF, summaries)), np.float64)
-    numbers = flat.reshape(len(summaries), -1).T
     finished, arrival, first, prompt, cached, output, slo_ttft, slo_itl = numbers
     outcomes = [each.outcome for each in summaries]
     well = np.frombuffer(bytes([each == "ok" for each in outcomes]), np.bool_)
@@ -74,18 +72,11 @@ class EndedRequests(Sequence[RequestSummary]):
     earliest. A row is valid until further requests are added. With each request, a value that is packed
     (kvasir.ports.views.packed) and bytes that requests may share can be kept."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_numbers", "_rows")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, numbers: ReadNumbers) -> None:
         self._rows = PackedRows(capacity, len(_COLUMNS))
-
-    @classmethod
-    def of(cls, summaries: Iterable[RequestSummary]) -> Self:
-        """Return these requests, all kept."""
-        listed = list(summaries)
-        made = cls(len(listed))
-        made.add(listed)
-        return made
+        self._numbers = numbers
 
     def add(
         self,
@@ -100,7 +91,7 @@ class EndedRequests(Sequence[RequestSummary]):
             [each.request_id for each in summaries],
             list(zip(map(contents, summaries), beside or [None] * len(summaries), strict=True)),
             shared=shared,
-            figures=_figures_of(summaries),
+            figures=_figures_of(summaries, self._numbers(summaries)),
         )
 
     def column(self, name: EndedColumn) -> NDArray[np.float64]:

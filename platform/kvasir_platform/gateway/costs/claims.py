@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.demand import WorkerStats
+from kvasir.native import Numbers
 from kvasir.ports.router import LostAttempt, RequestSummary
 from kvasir.ports.stores.costs import WorkSums
 from kvasir.telemetry.reasons import OK
@@ -30,22 +30,25 @@ CHARGED = frozenset(
 
 Floats = NDArray[np.float64]
 """A column with a figure of each request."""
-_FIGURES = (
-    "started_s",
-    "finished_s",
-    "pulled_s",
-    "tier_s",
-    "usage.prompt_tokens",
-    "usage.cached_tokens",
-    "usage.output_tokens",
-    "prompt_tokens",
-    "predicted_cached_tokens",
-    "sent_tokens",
-    "choices",
+_FIGURES = Numbers(
+    (
+        "started_s",
+        "finished_s",
+        "prefill_done_s",
+        "first_token_s",
+        "pulled_s",
+        "tier_s",
+        "usage.prompt_tokens",
+        "usage.cached_tokens",
+        "usage.output_tokens",
+        "prompt_tokens",
+        "predicted_cached_tokens",
+        "sent_tokens",
+        "choices",
+    )
 )
-"""Those that every request has, times first."""
-_TIMES = 4
-_figures_of = attrgetter(*_FIGURES)
+"""Those of a request, times first."""
+_TIMES = 6
 _rates_of = attrgetter("prefill_token_s", "step_fixed_s", "step_stream_s", "kv_tokens")
 _UNKNOWN = (0.0, 0.0, 0.0, 0.0)
 
@@ -122,12 +125,9 @@ def paired_claims(
 ) -> PairedClaims:
     """Return the claims of the last attempts of requests that have some. `kind` says which of `kinds` each of
     them is, and `workers` has what is known of each worker."""
-    flat = np.fromiter(chain.from_iterable(map(_figures_of, summaries)), np.float64)
-    times, tokens = np.split(flat.reshape(len(summaries), len(_FIGURES)).T, [_TIMES])
-    begin, end, moved, tier = times
+    times, tokens = np.split(_FIGURES.of(summaries), [_TIMES])
+    begin, end, done, first, moved, tier = times
     used, used_cached, generated, prompt, cached, sent, choices = tokens
-    done = np.array([each.prefill_done_s for each in summaries], np.float64)
-    first = np.array([each.first_token_s for each in summaries], np.float64)
     prompt, cached = np.where(used > 0, used, prompt), np.where(used > 0, used_cached, cached)
     output = np.maximum(generated, sent)
     prefills = np.array([each.prefiller is not None for each in kinds])[kind]

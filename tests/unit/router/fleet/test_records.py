@@ -22,9 +22,11 @@ from kvasir.ports.routing import (
     RoutingTarget,
     TermTable,
 )
-from kvasir_router.fleet.decision_entry import PLACES, Decided, entry_of, record_of
-from kvasir_router.fleet.decision_log import DecisionLog
-from kvasir_router.fleet.judgement import kept_regret
+from kvasir_router.fleet.decisions.entry import PLACES, entry_of
+from kvasir_router.fleet.decisions.judgement import kept_regret
+from kvasir_router.fleet.decisions.log import DecisionLog
+from kvasir_router.fleet.decisions.packing import Decided
+from kvasir_router.fleet.decisions.record import record_of
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
 DECIDED = Decided(arrival_s=9.5, now_s=10.0, took_s=20e-6)

@@ -21,7 +21,7 @@ from kvasir_router.decide.regret import (
     judgeable,
     regret,
 )
-from kvasir_router.fleet.decision_entry import DecisionEntry
+from kvasir_router.fleet.decisions.entry import DecisionEntry
 
 JUDGED_PER_S = 10.0
 """Decisions that a router judges for each model in a second, without being asked."""
@@ -87,10 +87,13 @@ def kept_regret(entry: DecisionEntry) -> Regret | None:
 def judge(entry: DecisionEntry, summary: RequestSummary) -> Regret | None:
     """Return the regret of an ended request's decision; None if it cannot be judged."""
     ttft_s = _ttft_s(entry, summary)
-    if ttft_s is None or not judgeable(entry.tables):
+    if ttft_s is None:
+        return None
+    kept = entry.tables
+    if not judgeable(kept):
         return None
     usage, plan = summary.usage, entry.plan
-    tables = {table.part: table for table in entry.tables}
+    tables = {table.part: table for table in kept}
     rows = {part: _rows(entry, table) for part, table in tables.items()}
     computing = plan.prefill_target
     fixed_s, step_s = _prefill_of(entry, computing)

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvasir.native import Numbers
 from kvasir.ports.router import DecisionRecord, EndedRequests, RegretView, RequestSummary
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
-from kvasir.ports.views.packed import packed
-from kvasir_router.fleet.decision_entry import (
+from kvasir.ports.views.ended import NUMBERS
+from kvasir_router.fleet.decisions.entry import (
     About,
-    Decided,
     DecisionEntry,
     entry_of,
     packable,
-    record_of,
+    packed_places,
     unpacked,
 )
-from kvasir_router.fleet.judgement import JudgementBudget, RegretTotals, kept_regret
+from kvasir_router.fleet.decisions.judgement import JudgementBudget, RegretTotals, kept_regret
+from kvasir_router.fleet.decisions.packing import Decided, TableHead
+from kvasir_router.fleet.decisions.record import record_of
 
-__all__ = ["About", "Decided", "DecisionLog"]
+__all__ = ["DecisionLog"]
 
 _TOGETHER = 64
 """Ended requests that are worked on at once. Between two of them, code and data of this module leave the
 processor's caches, so that each of them alone takes longer."""
+_NUMBERS = Numbers(NUMBERS)
 
 
 class DecisionLog:
@@ -52,9 +55,10 @@ class DecisionLog:
         self._budget = JudgementBudget()
         self.stopwatch = stopwatch
         # With each of them, its decision, which shares its packed places.
-        self._latest = EndedRequests(capacity)
+        self._latest = EndedRequests(capacity, _NUMBERS.of)
         self._targets: tuple[RoutingTarget, ...] = ()
         self._about: tuple[tuple[str, str], ...] = ()
+        self._heads: tuple[TableHead, ...] = ()
         self._places = b""
 
     def __len__(self) -> int:
@@ -130,7 +134,8 @@ class DecisionLog:
 
     def _packed_places(self, entry: DecisionEntry) -> bytes:
         """Return the places of a decision; of decisions among the same places, the same bytes."""
-        if entry.targets is not self._targets or entry.about is not self._about:
-            self._targets, self._about = entry.targets, entry.about
-            self._places = packed((entry.targets, entry.about))
+        same = entry.targets is self._targets and entry.about is self._about
+        if not same or entry.heads != self._heads:
+            self._targets, self._about, self._heads = entry.targets, entry.about, entry.heads
+            self._places = packed_places(entry)
         return self._places

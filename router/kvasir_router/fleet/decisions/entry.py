@@ -1,0 +1,317 @@
+"""One decision as it is kept: figures of its best places as bytes, from which its tables are read on request.
+
+Few of many decisions are ever looked up, so arrays and records are made only then: made and freed with each
+request, an array takes eight times as long as its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir.core.requests import SloClass
+from kvasir.native import joined
+from kvasir.ports.router import RequestSummary
+from kvasir.ports.routing import (
+    SCORE,
+    Candidates,
+    FloatColumn,
+    IntColumn,
+    Plan,
+    RequestView,
+    RoutingTarget,
+    TermTable,
+)
+from kvasir.ports.views.packed import packed
+from kvasir_router.decide.regret import Regret
+from kvasir_router.fleet.decisions.packing import Decided, TableHead, decision_of, places_of
+
+PLACES = 16
+"""Number of places kept per part."""
+
+FACTS = (
+    "cached_tokens",
+    "queued_prefill_tokens",
+    "waiting",
+    "streams",
+    "reserved_kv_tokens",
+    "held_tokens",
+    "kv_tokens",
+)
+TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
+_STREAMS = FACTS.index("streams")
+_RATES = ("prefill_fixed_s", "step_fixed_s", "step_stream_s")
+_FIGURES_OF = attrgetter(*FACTS, *[f"rates.{rate}" for rate in _RATES], "tier_tokens")
+_FIGURE_BYTES = 8
+_FIGURES = len(FACTS) + len(_RATES) + len(TIERS)
+"""Those of each place."""
+
+About = Callable[[tuple[RoutingTarget, ...]], tuple[tuple[str, str], ...]]
+"""The pool of each place, and how well the router knows its cache."""
+
+
+@dataclass(slots=True, eq=False, init=False)
+class DecisionEntry:
+    """One decision. The rows of its tables are places in `targets`; `omitted` rows of the policy's were left
+    out. For the same places, `about` has the pool and the KV state. `figures` are those of the places, then
+    those of the tables, which `heads` describes. `output_tokens` are those expected of each choice. `regret`
+    and `better`, the places that would have cost less, are set by judging."""
+
+    prompt_tokens: int
+    output_tokens: int
+    choices: int
+    slo: SloClass
+    decided: Decided
+    attempt: int
+    plan: Plan
+    heads: tuple[TableHead, ...]
+    figures: bytes
+    targets: tuple[RoutingTarget, ...]
+    about: tuple[tuple[str, str], ...]
+    omitted: int
+    summary: RequestSummary | None
+    judged: bool
+    regret: Regret | None
+    better: tuple[str, ...]
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        choices: int,
+        slo: SloClass,
+        decided: Decided,
+        attempt: int,
+        plan: Plan,
+        heads: tuple[TableHead, ...],
+        figures: bytes,
+        targets: tuple[RoutingTarget, ...],
+        about: tuple[tuple[str, str], ...],
+        omitted: int,
+        summary: RequestSummary | None = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.choices = choices
+        self.slo = slo
+        self.decided = decided
+        self.attempt = attempt
+        self.plan = plan
+        self.heads = heads
+        self.figures = figures
+        self.targets = targets
+        self.about = about
+        self.omitted = omitted
+        self.summary = summary
+        self.judged = False
+        self.regret = None
+        self.better = ()
+
+    @property
+    def facts(self) -> IntColumn:
+        """FACTS x places."""
+        places = len(self.targets)
+        facts = np.frombuffer(self.figures, np.int64, len(FACTS) * places)
+        return facts.reshape(len(FACTS), places)
+
+    @property
+    def rates(self) -> FloatColumn:
+        """The predicted fixed part of a prefill, and that of a step and what each of its streams adds, in
+        seconds: a row each."""
+        places = len(self.targets)
+        before = len(FACTS) * places * _FIGURE_BYTES
+        rates = np.frombuffer(self.figures, np.float64, len(_RATES) * places, before)
+        return rates.reshape(len(_RATES), places)
+
+    @property
+    def tiers(self) -> IntColumn:
+        """Places x TIERS."""
+        places = len(self.targets)
+        before = (len(FACTS) + len(_RATES)) * places * _FIGURE_BYTES
+        return np.frombuffer(self.figures, np.int64, len(TIERS) * places, before).reshape(-1, len(TIERS))
+
+    @property
+    def tables(self) -> tuple[TermTable, ...]:
+        """The policy's tables, with the rows that are kept. They are read from the figures at each call."""
+        made, at = [], _FIGURES * len(self.targets) * _FIGURE_BYTES
+        for part, unit, names, count, by_column, linked in self.heads:
+            rows = np.frombuffer(self.figures, np.int64, count, at)
+            at += count * _FIGURE_BYTES
+            values = np.frombuffer(self.figures, np.float64, count * len(names), at)
+            values = values.reshape((count, len(names)), order="F" if by_column else "C")
+            at += count * len(names) * _FIGURE_BYTES
+            links: NDArray[np.uint8] | None = None
+            if linked:
+                links = np.frombuffer(self.figures, np.uint8, count, at)
+                at += count
+            made.append(TermTable(part, unit, rows, names, values, links))
+        return tuple(made)
+
+    def streams(self, place: int) -> int:
+        """Return the sequences that decoded at a place."""
+        return int(self.facts.item(_STREAMS, place))
+
+
+def entry_of(
+    request: RequestView,
+    candidates: Candidates,
+    plan: Plan,
+    *,
+    decided: Decided,
+    attempt: int,
+    about: About,
+) -> DecisionEntry:
+    """Return what is kept of a decision. The request itself is not: its block hashes are as long as its
+    prompt."""
+    tables, targets = plan.tables or _unscored(candidates, plan), candidates.targets
+    omitted = 0
+    figures: list[NDArray[Any]] = list(_FIGURES_OF(candidates))
+    if len(targets) > PLACES:
+        # What is kept must not grow with the fleet.
+        omitted = sum([max(0, len(table.rows) - PLACES) for table in tables])
+        tables = tuple([_trimmed(table, candidates, plan) for table in tables])
+        rows = np.concatenate([table.rows for table in tables])
+        figures = [each.take(rows, 0) for each in figures]
+        targets = tuple([targets[row] for row in rows.tolist()])
+        tables = _renumbered(tables)
+        plan = replace(plan, tables=())
+    heads: list[TableHead] = []
+    for table in tables:
+        values, links = table.values, table.links
+        heads.append(
+            (
+                table.part,
+                table.unit,
+                table.names,
+                len(table.rows),
+                values.flags.f_contiguous,
+                links is not None,
+            )
+        )
+        figures.append(table.rows)
+        figures.append(values)
+        if links is not None:
+            figures.append(links)
+    return DecisionEntry(
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        choices=request.choices,
+        slo=request.slo,
+        decided=decided,
+        attempt=attempt,
+        plan=plan,
+        heads=tuple(heads),
+        figures=joined(figures),
+        targets=targets,
+        about=about(targets),
+        omitted=omitted,
+    )
+
+
+def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:
+    """Tables of the eligible places without terms, for a policy that makes none."""
+    if plan.prefill is None:
+        parts = [("whole", candidates.decodes)]
+    else:
+        parts = [("prefill", candidates.prefills), ("decode", candidates.decodes)]
+    eligible = [(part, np.flatnonzero(may)) for part, may in parts]
+    return tuple([TermTable(part, "", rows, (), np.zeros((len(rows), 0))) for part, rows in eligible])
+
+
+def chosen_target(part: str, plan: Plan) -> RoutingTarget | None:
+    """Return the target that the plan chose for a part; None for a part that is not run."""
+    if part == "prefill":
+        return plan.prefill
+    return plan.decode if (part == "whole") == (plan.prefill is None) else None
+
+
+def table_costs(table: TermTable) -> FloatColumn:
+    """Return the sums of the terms; the smallest is best."""
+    totals: FloatColumn = table.values.sum(axis=1)
+    return -totals if table.unit == SCORE else totals
+
+
+def _trimmed(table: TermTable, candidates: Candidates, plan: Plan) -> TermTable:
+    """Return the table with its best rows, which always include the chosen one."""
+    if len(table.rows) <= PLACES:
+        return table
+    best = np.argpartition(table_costs(table), PLACES - 1)[:PLACES]
+    target = chosen_target(table.part, plan)
+    if target is not None and target not in [candidates.targets[row] for row in table.rows[best].tolist()]:
+        (at,) = np.nonzero(table.rows == candidates.targets.index(target))
+        best[-1:] = at
+    links = None if table.links is None else table.links[best]
+    return TermTable(table.part, table.unit, table.rows[best], table.names, table.values[best], links)
+
+
+def _renumbered(tables: tuple[TermTable, ...]) -> tuple[TermTable, ...]:
+    """Return the tables with rows numbered consecutively."""
+    ends = np.cumsum([len(table.rows) for table in tables]).tolist()
+    return tuple(
+        [
+            replace(table, rows=np.arange(end - len(table.rows), end))
+            for table, end in zip(tables, ends, strict=True)
+        ]
+    )
+
+
+def packable(entry: DecisionEntry) -> tuple[object, ...]:
+    """Return what is packed of an ended request's decision, as PackedDecision."""
+    plan, slo, summary = entry.plan, entry.slo, entry.summary
+    return (
+        entry.prompt_tokens,
+        entry.output_tokens,
+        entry.choices,
+        None if summary is not None and slo is summary.slo else slo,
+        entry.decided,
+        entry.attempt,
+        plan.prefill,
+        plan.decode,
+        plan.reason,
+        plan.predicted_cached_tokens,
+        plan.predicted_ttft_s,
+        plan.predicted_tier_tokens,
+        entry.figures,
+        entry.omitted,
+    )
+
+
+def packed_places(entry: DecisionEntry) -> bytes:
+    """Return what most decisions share: their places, what is said about them, and heads of tables."""
+    return packed((entry.targets, entry.about, entry.heads))
+
+
+def unpacked(decision: msgspec.Raw, places: bytes, summary: RequestSummary) -> DecisionEntry:
+    """Return the decision of an ended request from what was packed of it."""
+    found = decision_of(decision)
+    targets, about, heads = places_of(places)
+    plan = Plan(
+        found.prefill,
+        found.decode,
+        found.reason,
+        found.cached_tokens,
+        found.ttft_s,
+        predicted_tier_tokens=found.tier_tokens,
+    )
+    return DecisionEntry(
+        prompt_tokens=found.prompt_tokens,
+        output_tokens=found.output_tokens,
+        choices=found.choices,
+        slo=found.slo or summary.slo,
+        decided=found.decided,
+        attempt=found.attempt,
+        plan=plan,
+        heads=heads,
+        figures=found.figures,
+        targets=targets,
+        about=about,
+        omitted=found.omitted,
+        summary=summary,
+    )
