@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tests.kit.gateway.ended import ended_requests
+from tests.kit.observability.ended import ended_requests
 
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, ToolCallDelta, Usage

@@ -7,8 +7,7 @@ request, an array takes eight times as long as its bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.requests import SloClass
+from kvasir.core.values import contents
 from kvasir.native import joined
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import (
@@ -24,6 +24,7 @@ from kvasir.ports.routing import (
     FloatColumn,
     IntColumn,
     Plan,
+    RateColumns,
     RequestView,
     RoutingTarget,
     TermTable,
@@ -47,7 +48,10 @@ FACTS = (
 TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
 _STREAMS = FACTS.index("streams")
 _RATES = ("prefill_fixed_s", "step_fixed_s", "step_stream_s")
-_FIGURES_OF = attrgetter(*FACTS, *[f"rates.{rate}" for rate in _RATES], "tier_tokens")
+# Read from all fields at once, which takes less time than one by one.
+_FIELDS = [each.name for each in fields(Candidates)]
+_FACTS_AT = tuple([_FIELDS.index(fact) for fact in FACTS])
+_RATES_AT = tuple([RateColumns._fields.index(rate) for rate in _RATES])
 _FIGURE_BYTES = 8
 _FIGURES = len(FACTS) + len(_RATES) + len(TIERS)
 """Those of each place."""
@@ -172,7 +176,7 @@ def entry_of(
     prompt."""
     tables, targets = plan.tables or _unscored(candidates, plan), candidates.targets
     omitted = 0
-    figures: list[NDArray[Any]] = list(_FIGURES_OF(candidates))
+    figures = _figures(candidates)
     if len(targets) > PLACES:
         # What is kept must not grow with the fleet.
         omitted = sum([max(0, len(table.rows) - PLACES) for table in tables])
@@ -184,18 +188,9 @@ def entry_of(
         plan = replace(plan, tables=())
     heads: list[TableHead] = []
     for table in tables:
-        values, links = table.values, table.links
-        heads.append(
-            (
-                table.part,
-                table.unit,
-                table.names,
-                len(table.rows),
-                values.flags.f_contiguous,
-                links is not None,
-            )
-        )
-        figures.append(table.rows)
+        part, unit, numbers, names, values, links = contents(table)
+        heads.append((part, unit, names, len(numbers), values.flags.f_contiguous, links is not None))
+        figures.append(numbers)
         figures.append(values)
         if links is not None:
             figures.append(links)
@@ -213,6 +208,17 @@ def entry_of(
         about=about(targets),
         omitted=omitted,
     )
+
+
+def _figures(candidates: Candidates) -> list[NDArray[Any]]:
+    """Return the columns that are kept: FACTS, _RATES and TIERS."""
+    columns = contents(candidates)
+    figures: list[NDArray[Any]] = [columns[at] for at in _FACTS_AT]
+    rates = candidates.rates
+    for at in _RATES_AT:
+        figures.append(rates[at])
+    figures.append(candidates.tier_tokens)
+    return figures
 
 
 def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.kit.gateway.ended import ended_requests, room_for
+from tests.kit.observability.ended import ended_requests, room_for
 
 from kvasir.core.requests import Usage
 from kvasir.ports.router import RequestSummary

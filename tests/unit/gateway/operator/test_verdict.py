@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.kit.gateway.ended import ended_requests
+from tests.kit.observability.ended import ended_requests
 
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.requests import EngineLoad, SloClass, Usage

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.gateway.ended import ended_requests, room_for
+from tests.kit.observability.ended import ended_requests, room_for
 
 from kvasir.core.requests import RouteArm, SloClass, Usage
 from kvasir.ports.router import LostAttempt, RequestSummary

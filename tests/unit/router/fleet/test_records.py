@@ -6,6 +6,7 @@ import gc
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from kvasir.ports.routing import (
     RoutingTarget,
     TermTable,
 )
-from kvasir_router.fleet.decisions.entry import PLACES, entry_of
+from kvasir_router.fleet.decisions.entry import FACTS, PLACES, entry_of
 from kvasir_router.fleet.decisions.judgement import kept_regret
 from kvasir_router.fleet.decisions.log import DecisionLog
 from kvasir_router.fleet.decisions.packing import Decided
@@ -130,6 +131,25 @@ def test_a_record_shows_who_was_considered_best_first_with_facts_and_terms(log: 
     assert [decode.places[0].facts[f"{tier}_tokens"] for tier in ("cpu", "disk", "remote")] == [30, 31, 32]
     assert (decode.places[0].pool, decode.places[0].kv_state) == ("pool", "exact")
     assert record.queued_s == 0.5
+
+
+def test_facts_and_rates_are_those_of_their_columns(log: DecisionLog) -> None:
+    columns: dict[str, Any] = {name: 100 * at + np.arange(4) for at, name in enumerate(FACTS)}
+    seconds: dict[str, Any] = {
+        name: np.arange(4) / (at + 3) for at, name in enumerate(RateColumns._fields[:6])
+    }
+    places = candidates(4)
+    places = replace(places, **columns, rates=places.rates._replace(**seconds))
+    decide(log, APART, places)
+    record = log.explain("r")
+    assert record is not None
+    found = {place.worker_id: place.facts for part in record.parts for place in part.places}
+    assert {name: [found[f"w{at}"][name] for at in range(4)] for name in FACTS} == {
+        name: column.tolist() for name, column in columns.items()
+    }
+    entry = entry_of(view(), places, APART, decided=DECIDED, attempt=1, about=exact)
+    rates = ("prefill_fixed_s", "step_fixed_s", "step_stream_s")
+    assert entry.rates.tolist() == [seconds[name].tolist() for name in rates]
 
 
 def test_of_scores_the_largest_is_first(log: DecisionLog) -> None:

@@ -15,11 +15,15 @@ namespace py = pybind11;
 namespace kvasir {
 namespace {
 
-py::bytes joined(const py::sequence &arrays) {
+py::bytes joined(const py::object &arrays) {
+  const auto listed = py::reinterpret_steal<py::object>(PySequence_Fast(arrays.ptr(), "arrays must be a sequence"));
+  if (!listed) throw py::error_already_set();
+  const py::ssize_t count = PySequence_Fast_GET_SIZE(listed.ptr());
   std::vector<py::array> held;
-  held.reserve(arrays.size());
+  held.reserve(static_cast<std::size_t>(count));
   py::ssize_t total = 0;
-  for (const py::handle each : arrays) {
+  for (py::ssize_t at = 0; at < count; ++at) {
+    const py::handle each = PySequence_Fast_GET_ITEM(listed.ptr(), at);
     if (!py::isinstance<py::array>(each)) throw py::type_error("only arrays can be joined");
     auto array = py::reinterpret_borrow<py::array>(each);
     if (!(array.flags() & (py::array::c_style | py::array::f_style)))
@@ -31,8 +35,9 @@ py::bytes joined(const py::sequence &arrays) {
   if (!made) throw py::error_already_set();
   char *to = PyBytes_AS_STRING(made.ptr());
   for (const auto &array : held) {
-    std::memcpy(to, array.data(), static_cast<std::size_t>(array.nbytes()));
-    to += array.nbytes();
+    const py::ssize_t bytes = array.nbytes();
+    std::memcpy(to, array.data(), static_cast<std::size_t>(bytes));
+    to += bytes;
   }
   return made;
 }
