@@ -97,7 +97,7 @@ class RequestState:
     brownout: str
     current: Request
     hashes: array[int]
-    phase: Phase = Phase.QUEUED
+    phase: Phase
     queued_until: float | None = None
     plan: Plan | None = None
     charges: Charges
@@ -124,9 +124,9 @@ class RequestState:
     prefill_done_s: float | None = None
     first_token_s: float | None = None
     prefill_usage: Usage | None = None
-    prefill_timings: Timings = _NO_TIMINGS
-    usage: Usage = _NO_USAGE
-    timings: Timings = _NO_TIMINGS
+    prefill_timings: Timings
+    usage: Usage
+    timings: Timings
     finish: str = ""
     lost: tuple[LostAttempt, ...] = ()
 
@@ -136,8 +136,11 @@ class RequestState:
         self.brownout = brownout
         self.current = request
         self.hashes = no_names()
+        self.phase = Phase.QUEUED
         self.charges = {}
         self.avoid = set()
+        self.usage = _NO_USAGE
+        self.prefill_timings = self.timings = _NO_TIMINGS
         resumed = request.resumed
         if resumed is None:
             self.outputs = [ChoiceOutput() for _ in range(request.sampling.n)]
