@@ -19,16 +19,7 @@ SOURCES = "platform/kvasir/native/src"
 SIGNING = "workers/kvasir_workers/engines/signing"
 
 ROUTER = Path("router/kvasir_router")
-COMPILED = (
-    "admission",
-    "decide",
-    "embeddings",
-    "fleet",
-    "fleet/decisions",
-    "index",
-    "requests",
-    "fast_path.py",
-)
+COMPILED = ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py")
 """Packages and modules of the router that mypyc compiles: what it executes for every request, except
 coroutines. Compiled ones share the exception that is being handled, and one raises that of another."""
 INTERPRETED = ("__init__.py", "packing.py")

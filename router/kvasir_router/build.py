@@ -29,7 +29,7 @@ from kvasir_router.decide.links import LinkSetting, link_rates_of
 from kvasir_router.embeddings.fleet import BatchLimits, EmbeddingFleet
 from kvasir_router.embeddings.machine import EmbeddingMachine
 from kvasir_router.fast_path import FastPath
-from kvasir_router.fleet.decisions.log import DecisionLog
+from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.registry import Registry
 from kvasir_router.fleet.role_gap import RoleGap

@@ -25,7 +25,7 @@ from kvasir.ports.router import (
 from kvasir_router.adapters.control import AdapterControl, AdapterWorkers
 from kvasir_router.adapters.placement import AdapterWorker
 from kvasir_router.fast_path import FastPath
-from kvasir_router.fleet.decisions.log import DecisionLog
+from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.registry import DRAINING, READY, Registry
 from kvasir_router.index import CancelSnapshot, FetchSnapshot
 from kvasir_router.machine_views import SansIoMachine

@@ -28,7 +28,7 @@ from kvasir.ports.router import (
 from kvasir_router.adapters.control import AdapterControl
 from kvasir_router.adapters.disabled import NoAdapters
 from kvasir_router.demand import DemandBook, figures_of
-from kvasir_router.fleet.decisions.log import DecisionLog
+from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.registry import Registry
 from kvasir_router.index import PrefixSurvey
 from kvasir_router.machine_views import SansIoMachine

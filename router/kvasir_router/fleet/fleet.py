@@ -15,11 +15,11 @@ from kvasir.core.identity import WorkerIdentity
 from kvasir.core.kv import KvStatus
 from kvasir.core.requests import EngineLoad, Request, Role, Timings, Usage
 from kvasir.ports.routing import CROSS_ROLE, Plan, RequestView, RoutingPolicy, RoutingTarget
+from kvasir_router.decide.packing import Decided
 from kvasir_router.decide.rates import RateBook
 from kvasir_router.decide.roofline import CostRates
 from kvasir_router.fleet.columns import Columns
-from kvasir_router.fleet.decisions.log import DecisionLog
-from kvasir_router.fleet.decisions.packing import Decided
+from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.health import FleetHealth
 from kvasir_router.fleet.place_loads import PlaceLoads, share
 from kvasir_router.fleet.reconcile import IndexHits

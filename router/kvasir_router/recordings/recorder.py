@@ -15,7 +15,7 @@ from kvasir.core.errors import CapacityError
 from kvasir.core.requests import Request
 from kvasir.ports.recordings import RecordingBatch, RecordingQuery
 from kvasir.ports.router import RequestSummary
-from kvasir_router.fleet.decisions.entry import DecisionEntry
+from kvasir_router.fleet.decision_entry import DecisionEntry
 from kvasir_router.fleet.work import PromptBlocks
 from kvasir_router.recordings.rows import EndedRequest, rows_of
 

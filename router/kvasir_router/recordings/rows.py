@@ -14,8 +14,8 @@ from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import TermTable
 from kvasir.telemetry.reasons import OK, REASONS
 from kvasir_router.decide.regret import CAUSES
-from kvasir_router.fleet.decisions.entry import DecisionEntry, chosen_target, table_costs
-from kvasir_router.fleet.decisions.judgement import kept_regret
+from kvasir_router.fleet.decision_entry import DecisionEntry, chosen_target, table_costs
+from kvasir_router.fleet.judgement import kept_regret
 from kvasir_router.recordings.salting import Salt
 
 PLACES = 3

@@ -20,7 +20,7 @@ from kvasir.ports.routing import Plan, RoutingTarget
 from kvasir_router.build import make_machine
 from kvasir_router.decide import CostPolicy, CostRates, Disaggregation, RateBook
 from kvasir_router.decide.links import DEFAULT_LINKS, LinkSetting, link_rates_of
-from kvasir_router.fleet.decisions.log import DecisionLog
+from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.fleet import Fleet
 from kvasir_router.fleet.link_grid import link_grid
 from kvasir_router.index import FleetIndex

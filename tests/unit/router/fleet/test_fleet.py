@@ -14,7 +14,7 @@ from kvasir.core.media.prompts import PromptMedia
 from kvasir.core.requests import EngineLoad, Request, Role, Sampling, SloClass, Timings, Usage, token_ids
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostRates, RateBook
-from kvasir_router.fleet.decisions.log import DecisionLog
+from kvasir_router.fleet.decision_log import DecisionLog
 from kvasir_router.fleet.fleet import Charges, Fleet
 from kvasir_router.fleet.role_gap import RoleGap
 from kvasir_router.index import FleetIndex

@@ -23,11 +23,10 @@ from kvasir.ports.routing import (
     RoutingTarget,
     TermTable,
 )
-from kvasir_router.fleet.decisions.entry import FACTS, PLACES, entry_of
-from kvasir_router.fleet.decisions.judgement import kept_regret
-from kvasir_router.fleet.decisions.log import DecisionLog
-from kvasir_router.fleet.decisions.packing import Decided
-from kvasir_router.fleet.decisions.record import record_of
+from kvasir_router.decide.packing import Decided
+from kvasir_router.fleet.decision_entry import _FACTS, PLACES, entry_of, record_of
+from kvasir_router.fleet.decision_log import DecisionLog
+from kvasir_router.fleet.judgement import kept_regret
 
 SLO = SloClass("chat", ttft_s=1.0, itl_s=0.05)
 DECIDED = Decided(arrival_s=9.5, now_s=10.0, took_s=20e-6)
@@ -134,7 +133,7 @@ def test_a_record_shows_who_was_considered_best_first_with_facts_and_terms(log: 
 
 
 def test_facts_and_rates_are_those_of_their_columns(log: DecisionLog) -> None:
-    columns: dict[str, Any] = {name: 100 * at + np.arange(4) for at, name in enumerate(FACTS)}
+    columns: dict[str, Any] = {name: 100 * at + np.arange(4) for at, name in enumerate(_FACTS)}
     seconds: dict[str, Any] = {
         name: np.arange(4) / (at + 3) for at, name in enumerate(RateColumns._fields[:6])
     }
@@ -144,7 +143,7 @@ def test_facts_and_rates_are_those_of_their_columns(log: DecisionLog) -> None:
     record = log.explain("r")
     assert record is not None
     found = {place.worker_id: place.facts for part in record.parts for place in part.places}
-    assert {name: [found[f"w{at}"][name] for at in range(4)] for name in FACTS} == {
+    assert {name: [found[f"w{at}"][name] for at in range(4)] for name in _FACTS} == {
         name: column.tolist() for name, column in columns.items()
     }
     entry = entry_of(view(), places, APART, decided=DECIDED, attempt=1, about=exact)

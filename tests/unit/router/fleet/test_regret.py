@@ -15,17 +15,17 @@ from kvasir.core.requests import Role, SloClass, Usage
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir_router.decide import CostPolicy, CostWeights, Disaggregation, make_policy
+from kvasir_router.decide.packing import Decided
 from kvasir_router.decide.regret import CAUSES, Regret
-from kvasir_router.fleet.decisions.entry import DecisionEntry, entry_of
-from kvasir_router.fleet.decisions.judgement import (
+from kvasir_router.fleet.decision_entry import DecisionEntry, entry_of
+from kvasir_router.fleet.decision_log import DecisionLog
+from kvasir_router.fleet.judgement import (
     JUDGED_PER_S,
     JudgementBudget,
     RegretTotals,
     judge,
     places_of,
 )
-from kvasir_router.fleet.decisions.log import DecisionLog
-from kvasir_router.fleet.decisions.packing import Decided
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 MakeCandidates = Callable[..., Candidates]

@@ -21,7 +21,7 @@ from kvasir_router.decide.regret import (
     judgeable,
     regret,
 )
-from kvasir_router.fleet.decisions.entry import DecisionEntry
+from kvasir_router.fleet.decision_entry import DecisionEntry
 
 JUDGED_PER_S = 10.0
 """Decisions that a router judges for each model in a second, without being asked."""

@@ -11,17 +11,17 @@ from kvasir.native import Numbers
 from kvasir.ports.router import DecisionRecord, EndedRequests, RegretView, RequestSummary
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
 from kvasir.ports.views.ended import NUMBERS
-from kvasir_router.fleet.decisions.entry import (
+from kvasir_router.decide.packing import Decided, TableHead
+from kvasir_router.fleet.decision_entry import (
     About,
     DecisionEntry,
     entry_of,
     packable,
     packed_places,
+    record_of,
     unpacked,
 )
-from kvasir_router.fleet.decisions.judgement import JudgementBudget, RegretTotals, kept_regret
-from kvasir_router.fleet.decisions.packing import Decided, TableHead
-from kvasir_router.fleet.decisions.record import record_of
+from kvasir_router.fleet.judgement import JudgementBudget, RegretTotals, kept_regret
 
 __all__ = ["DecisionLog"]
 

@@ -6,7 +6,7 @@ request, an array takes eight times as long as its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir.core.locality import LinkClass
 from kvasir.core.requests import SloClass
 from kvasir.core.values import contents
 from kvasir.native import joined
-from kvasir.ports.router import RequestSummary
+from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord, RequestSummary
 from kvasir.ports.routing import (
     SCORE,
     Candidates,
@@ -30,13 +31,14 @@ from kvasir.ports.routing import (
     TermTable,
 )
 from kvasir.ports.views.packed import packed
-from kvasir_router.decide.regret import Regret
-from kvasir_router.fleet.decisions.packing import Decided, TableHead, decision_of, places_of
+from kvasir.telemetry.reasons import OK
+from kvasir_router.decide.packing import Decided, TableHead, decision_of, places_of
+from kvasir_router.decide.regret import CAUSES, Regret
 
 PLACES = 16
 """Number of places kept per part."""
 
-FACTS = (
+_FACTS = (
     "cached_tokens",
     "queued_prefill_tokens",
     "waiting",
@@ -45,15 +47,15 @@ FACTS = (
     "held_tokens",
     "kv_tokens",
 )
-TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
-_STREAMS = FACTS.index("streams")
+_TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
+_STREAMS = _FACTS.index("streams")
 _RATES = ("prefill_fixed_s", "step_fixed_s", "step_stream_s")
 # Read from all fields at once, which takes less time than one by one.
 _FIELDS = [each.name for each in fields(Candidates)]
-_FACTS_AT = tuple([_FIELDS.index(fact) for fact in FACTS])
+_FACTS_AT = tuple([_FIELDS.index(fact) for fact in _FACTS])
 _RATES_AT = tuple([RateColumns._fields.index(rate) for rate in _RATES])
 _FIGURE_BYTES = 8
-_FIGURES = len(FACTS) + len(_RATES) + len(TIERS)
+_FIGURES = len(_FACTS) + len(_RATES) + len(_TIERS)
 """Those of each place."""
 
 About = Callable[[tuple[RoutingTarget, ...]], tuple[tuple[str, str], ...]]
@@ -120,26 +122,26 @@ class DecisionEntry:
 
     @property
     def facts(self) -> IntColumn:
-        """FACTS x places."""
+        """_FACTS x places."""
         places = len(self.targets)
-        facts = np.frombuffer(self.figures, np.int64, len(FACTS) * places)
-        return facts.reshape(len(FACTS), places)
+        facts = np.frombuffer(self.figures, np.int64, len(_FACTS) * places)
+        return facts.reshape(len(_FACTS), places)
 
     @property
     def rates(self) -> FloatColumn:
         """The predicted fixed part of a prefill, and that of a step and what each of its streams adds, in
         seconds: a row each."""
         places = len(self.targets)
-        before = len(FACTS) * places * _FIGURE_BYTES
+        before = len(_FACTS) * places * _FIGURE_BYTES
         rates = np.frombuffer(self.figures, np.float64, len(_RATES) * places, before)
         return rates.reshape(len(_RATES), places)
 
     @property
     def tiers(self) -> IntColumn:
-        """Places x TIERS."""
+        """Places x _TIERS."""
         places = len(self.targets)
-        before = (len(FACTS) + len(_RATES)) * places * _FIGURE_BYTES
-        return np.frombuffer(self.figures, np.int64, len(TIERS) * places, before).reshape(-1, len(TIERS))
+        before = (len(_FACTS) + len(_RATES)) * places * _FIGURE_BYTES
+        return np.frombuffer(self.figures, np.int64, len(_TIERS) * places, before).reshape(-1, len(_TIERS))
 
     @property
     def tables(self) -> tuple[TermTable, ...]:
@@ -211,7 +213,7 @@ def entry_of(
 
 
 def _figures(candidates: Candidates) -> list[NDArray[Any]]:
-    """Return the columns that are kept: FACTS, _RATES and TIERS."""
+    """Return the columns that are kept: _FACTS, _RATES and _TIERS."""
     columns = contents(candidates)
     figures: list[NDArray[Any]] = [columns[at] for at in _FACTS_AT]
     rates = candidates.rates
@@ -320,4 +322,82 @@ def unpacked(decision: msgspec.Raw, places: bytes, summary: RequestSummary) -> D
         about=about,
         omitted=found.omitted,
         summary=summary,
+    )
+
+
+def record_of(request_id: str, policy: str, entry: DecisionEntry) -> DecisionRecord:
+    """Return the record of a decision."""
+    plan, decided, summary = entry.plan, entry.decided, entry.summary
+    well = summary is not None and summary.outcome == OK
+    return DecisionRecord(
+        request_id=request_id,
+        policy=decided.policy or policy,
+        reason=plan.reason,
+        mode=plan.mode,
+        decided_s=decided.now_s,
+        decided_in_s=decided.took_s,
+        attempt=entry.attempt,
+        prompt_tokens=entry.prompt_tokens,
+        expected_output_tokens=entry.output_tokens,
+        slo=entry.slo.name,
+        prefill_worker=None if plan.prefill is None else plan.prefill.worker_id,
+        decode_worker=plan.decode.worker_id,
+        predicted_cached_tokens=plan.predicted_cached_tokens,
+        predicted_ttft_s=plan.predicted_ttft_s,
+        parts=tuple(_parts(entry)),
+        omitted=entry.omitted,
+        queued_s=decided.now_s - decided.arrival_s,
+        slo_ttft_s=entry.slo.ttft_s,
+        slo_itl_s=entry.slo.itl_s,
+        outcome=None if summary is None else summary.outcome,
+        actual_cached_tokens=summary.usage.cached_tokens if summary is not None and well else None,
+        predicted_tier_tokens=sum(plan.predicted_tier_tokens),
+        actual_tier_tokens=summary.usage.tier_tokens if summary is not None and well else None,
+        actual_ttft_s=None if summary is None else summary.ttft_s,
+        actual_itl_s=None if summary is None else summary.itl_s,
+        slo_met=None if summary is None else summary.slo_met,
+        regret_s=None if entry.regret is None else entry.regret.seconds,
+        regret_causes=_by_cause(entry.regret),
+        better=entry.better,
+        better_ttft_s=entry.regret.best_ttft_s if entry.regret is not None and entry.better else None,
+    )
+
+
+def _by_cause(found: Regret | None) -> dict[str, float]:
+    """Return the causes that have a part of the regret."""
+    if found is None:
+        return {}
+    return {cause: part for cause, part in zip(CAUSES, found.causes, strict=True) if part}
+
+
+def _parts(entry: DecisionEntry) -> Iterator[PhaseRecord]:
+    for table in entry.tables:
+        target = chosen_target(table.part, entry.plan)
+        ranked: list[tuple[float, bool, CandidateRecord]] = []
+        links = [None] * len(table.rows) if table.links is None else table.links.tolist()
+        for row, values, cost, link in zip(
+            table.rows.tolist(), table.values, table_costs(table), links, strict=True
+        ):
+            place = _place(entry, row, table, values, target)
+            if link is not None:
+                place = replace(place, link=LinkClass(link).label)
+            ranked.append((float(cost), not place.chosen, place))
+        ranked.sort(key=lambda each: each[:2])
+        yield PhaseRecord(table.part, table.unit, tuple(place for *_, place in ranked))
+
+
+def _place(
+    entry: DecisionEntry, row: int, table: TermTable, values: FloatColumn, chosen: RoutingTarget | None
+) -> CandidateRecord:
+    target, (pool, kv_state) = entry.targets[row], entry.about[row]
+    facts = (*entry.facts[:, row].tolist(), *entry.tiers[row].tolist())
+    return CandidateRecord(
+        worker_id=target.worker_id,
+        rank=target.rank,
+        pool=pool,
+        kv_state=kv_state,
+        facts=dict(zip((*_FACTS, *_TIERS), map(float, facts), strict=True)),
+        terms=dict(zip(table.names, map(float, values), strict=True)),
+        total=float(values.sum()),
+        chosen=target == chosen,
     )
