@@ -94,6 +94,13 @@ with ParallelCompile():
                 extra_compile_args=["-O3", "-fvisibility=hidden", ROUNDED],
                 optional=True,
             ),
+            Pybind11Extension(
+                "kvasir.core.figures._figures",
+                ["platform/kvasir/core/figures/figures.cpp"],
+                cxx_std=17,
+                extra_compile_args=["-O3", "-fvisibility=hidden"],
+                optional=True,
+            ),
             # Not a module of Python: LD_PRELOAD loads it into the processes of engines over several nodes.
             Extension(
                 "kvasir_workers.engines.signing._signed_tcp",

@@ -1,6 +1,5 @@
 """Code that is too slow in Python for router and workers: block hashes, the radix tree over them, a worker's
-shadow, copies and checksums of KV bytes, costs of places, figures of ended requests, and the fast path of a
-token to its client.
+shadow, copies and checksums of KV bytes, costs of places, and the fast path of a token to its client.
 
 A block of a prompt is identified by a 64-bit hash chained over its parent, so that equal hashes mean equal
 prefixes. The chain is Kvasir's own: a change of an engine's hash algorithm or seed cannot make the router's
@@ -28,7 +27,6 @@ try:
         SLOTS,
         Fan,
         Lane,
-        Numbers,
         PrefixTree,
         ProcessRead,
         ProcessReader,
@@ -45,7 +43,6 @@ try:
         cost_terms,
         frame_piece,
         http_chunk,
-        joined,
         receive_pieces,
         send_pieces,
     )
@@ -60,7 +57,6 @@ except ImportError:  # no compiler when it was installed
         Shadow,
         chain_hashes,
     )
-    from kvasir.native._twin_arrays import Numbers, joined  # type: ignore[assignment]
     from kvasir.native._twin_bytes import (
         CHECKSUM_FACTOR,
         CHECKSUM_LANES,
@@ -95,7 +91,6 @@ __all__ = [
     "SLOTS",
     "Fan",
     "Lane",
-    "Numbers",
     "PrefixTree",
     "ProcessRead",
     "ProcessReader",
@@ -113,7 +108,6 @@ __all__ = [
     "cost_terms",
     "frame_piece",
     "http_chunk",
-    "joined",
     "receive_pieces",
     "root_hash",
     "send_pieces",

@@ -1,4 +1,4 @@
-"""The contract of the native module and of its Python twins `_twin`, `_twin_arrays`, `_twin_bytes`,
+"""The contract of the native module and of its Python twins `_twin`, `_twin_bytes`,
 `_twin_costs`, `_twin_framing`, `_twin_lanes`, `_twin_process` and `_twin_sockets`: same names, same results,
 except that no lane of the twin is ever open.
 
@@ -9,10 +9,7 @@ Anything else raises ValueError.
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from kvasir.native.stats import TreeStats
@@ -26,19 +23,6 @@ PREDICTED: int
 
 def chain_hashes(tokens: Buffer, block_size: int, root: int) -> array[int]:
     """The names of the whole blocks of `tokens`, as array('Q')."""
-
-def joined(arrays: Sequence[NDArray[Any]]) -> bytes:
-    """The items of arrays, one array after the other, as they lie in memory: by rows, or by columns where an
-    array is contiguous that way only. An array that is not contiguous is taken by rows. Raises TypeError for
-    anything but an array."""
-
-class Numbers:
-    """Reads the same figures of many objects. A path is that of an attribute, with dots between its parts."""
-
-    def __init__(self, paths: Sequence[str]) -> None: ...
-    def of(self, objects: Sequence[object]) -> NDArray[np.float64]:
-        """The figures: a row for each path, with an item for each object; NaN for None. Raises AttributeError
-        for an object without such an attribute, and TypeError for one that is no number."""
 
 def cost_terms(
     counts: tuple[IntColumn, ...],

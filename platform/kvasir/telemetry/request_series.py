@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kvasir.native import Numbers
+from kvasir.core.figures import Numbers
 from kvasir.ports.router import RequestSummary
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.telemetry.families.scraped import MetricDefinition

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir.core.figures import joined
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import SloClass
 from kvasir.core.values import contents
-from kvasir.native import joined
 from kvasir.ports.router import CandidateRecord, DecisionRecord, PhaseRecord, RequestSummary
 from kvasir.ports.routing import (
     SCORE,

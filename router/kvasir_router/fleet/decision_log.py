@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvasir.native import Numbers
 from kvasir.ports.router import DecisionRecord, EndedRequests, RegretView, RequestSummary
 from kvasir.ports.routing import Candidates, Plan, RequestView, RoutingTarget
-from kvasir.ports.views.ended import NUMBERS
 from kvasir_router.decide.packing import Decided, TableHead
 from kvasir_router.fleet.decision_entry import (
     About,
@@ -28,7 +26,6 @@ __all__ = ["DecisionLog"]
 _TOGETHER = 64
 """Ended requests that are worked on at once. Between two of them, code and data of this module leave the
 processor's caches, so that each of them alone takes longer."""
-_NUMBERS = Numbers(NUMBERS)
 
 
 class DecisionLog:
@@ -55,7 +52,7 @@ class DecisionLog:
         self._budget = JudgementBudget()
         self.stopwatch = stopwatch
         # With each of them, its decision, which shares its packed places.
-        self._latest = EndedRequests(capacity, _NUMBERS.of)
+        self._latest = EndedRequests(capacity)
         self._targets: tuple[RoutingTarget, ...] = ()
         self._about: tuple[tuple[str, str], ...] = ()
         self._heads: tuple[TableHead, ...] = ()

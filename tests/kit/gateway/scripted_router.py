@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tests.kit.observability.ended import ended_requests
-
 from kvasir.core.errors import KvasirError
 from kvasir.core.requests import Delta, FinishReason, PositionLogprobs, Request, ToolCallDelta, Usage
 from kvasir.ports.clock import Clock
@@ -275,7 +273,8 @@ class ScriptedRouter:
         """`summaries`, of each model."""
         models = {summary.model for summary in self.summaries}
         return [
-            ended_requests(each for each in self.summaries if each.model == model) for model in sorted(models)
+            EndedRequests.of(each for each in self.summaries if each.model == model)
+            for model in sorted(models)
         ]
 
     async def prefixes(self, most: int) -> list[PrefixView]:

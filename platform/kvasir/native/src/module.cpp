@@ -5,7 +5,6 @@
 
 #include <stdexcept>
 
-#include "bytes/arrays.hpp"
 #include "bytes/bytes.hpp"
 #include "bytes/process.hpp"
 #include "bytes/sockets.hpp"
@@ -193,7 +192,6 @@ PYBIND11_MODULE(_native, m) {
   m.def("copy_pieces", &copy_pieces, py::arg("sources"), py::arg("targets"), py::arg("lengths"));
   m.def("checksum_pieces", &checksum_pieces, py::arg("addresses"), py::arg("lengths"), py::arg("group"));
   m.def("checksum_weights", &checksum_weights, py::arg("count"));
-  kvasir::bind_arrays(m);
   kvasir::bind_process(m);
   kvasir::bind_sockets(m);
   bind_tree(m);

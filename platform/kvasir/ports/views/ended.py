@@ -6,14 +6,15 @@ wait; columns are read in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_type_hints, overload
+from typing import Any, Literal, Self, get_args, get_type_hints, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir.core.figures import Numbers
 from kvasir.core.values import contents
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.ports.views.packed import PackedRows
@@ -32,19 +33,18 @@ EndedColumn = Literal[
 ]
 
 _COLUMNS: tuple[EndedColumn, ...] = get_args(EndedColumn)
-NUMBERS = (
-    "finished_s",
-    "arrival_s",
-    "first_token_s",
-    "usage.prompt_tokens",
-    "usage.cached_tokens",
-    "usage.output_tokens",
-    "slo.ttft_s",
-    "slo.itl_s",
+_NUMBERS = Numbers(
+    (
+        "finished_s",
+        "arrival_s",
+        "first_token_s",
+        "usage.prompt_tokens",
+        "usage.cached_tokens",
+        "usage.output_tokens",
+        "slo.ttft_s",
+        "slo.itl_s",
+    )
 )
-"""Figures of a summary from which its columns are made."""
-ReadNumbers = Callable[[Sequence[RequestSummary]], NDArray[np.float64]]
-"""Returns a row for each of NUMBERS, with an item for each request; NaN for what is None."""
 _FIELDS = get_type_hints(RequestSummary)
 # Summaries are packed without the names of their fields, which would be half of the bytes.
 _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgspec.msgpack.Decoder(
@@ -52,10 +52,11 @@ _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgsp
 )
 
 
-def _figures_of(summaries: Sequence[RequestSummary], numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+def _figures_of(summaries: Sequence[RequestSummary]) -> NDArray[np.float64]:
     """Return a row for each of _COLUMNS. The definitions of SLO, TTFT and ITL are those of RequestSummary;
     asking each summary for them takes several times as long."""
-    finished, arrival, first, prompt, cached, output, slo_ttft, slo_itl = numbers
+    # A time that is not known is NaN.
+    finished, arrival, first, prompt, cached, output, slo_ttft, slo_itl = _NUMBERS.of(summaries)
     outcomes = [each.outcome for each in summaries]
     well = np.frombuffer(bytes([each == "ok" for each in outcomes]), np.bool_)
     judged = np.frombuffer(bytes([each not in NOT_JUDGED for each in outcomes]), np.bool_)
@@ -72,11 +73,18 @@ class EndedRequests(Sequence[RequestSummary]):
     earliest. A row is valid until further requests are added. With each request, a value that is packed
     (kvasir.ports.views.packed) and bytes that requests may share can be kept."""
 
-    __slots__ = ("_numbers", "_rows")
+    __slots__ = ("_rows",)
 
-    def __init__(self, capacity: int, numbers: ReadNumbers) -> None:
+    def __init__(self, capacity: int) -> None:
         self._rows = PackedRows(capacity, len(_COLUMNS))
-        self._numbers = numbers
+
+    @classmethod
+    def of(cls, summaries: Iterable[RequestSummary]) -> Self:
+        """Return these requests, all kept."""
+        listed = list(summaries)
+        made = cls(len(listed))
+        made.add(listed)
+        return made
 
     def add(
         self,
@@ -91,7 +99,7 @@ class EndedRequests(Sequence[RequestSummary]):
             [each.request_id for each in summaries],
             list(zip(map(contents, summaries), beside or [None] * len(summaries), strict=True)),
             shared=shared,
-            figures=_figures_of(summaries, self._numbers(summaries)),
+            figures=_figures_of(summaries),
         )
 
     def column(self, name: EndedColumn) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.demand import WorkerStats
-from kvasir.native import Numbers
+from kvasir.core.figures import Numbers
 from kvasir.ports.router import LostAttempt, RequestSummary
 from kvasir.ports.stores.costs import WorkSums
 from kvasir.telemetry.reasons import OK

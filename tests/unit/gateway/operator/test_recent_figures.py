@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tests.kit.observability.ended import ended_requests, room_for
 
 from kvasir.core.requests import Usage
-from kvasir.ports.router import RequestSummary
+from kvasir.ports.router import EndedRequests, RequestSummary
 from kvasir_platform.gateway.operator.facts.recent_figures import recent_requests
 
 KEPT = 1000
@@ -28,7 +27,7 @@ def with_ttft(ttft_s: float) -> RequestSummary:
 
 def test_medians_and_percentiles_are_those_of_all_models() -> None:
     ttfts = [number / 100 for number in range(1, 101)]
-    halves = [ended_requests(map(with_ttft, ttfts[half::2])) for half in (0, 1)]
+    halves = [EndedRequests.of(map(with_ttft, ttfts[half::2])) for half in (0, 1)]
     found = recent_requests(halves, NOW, KEPT)
     assert found is not None
     assert (found.over_s, found.answered) == (60.0, 100)
@@ -42,15 +41,15 @@ def test_medians_and_percentiles_are_those_of_all_models() -> None:
 def test_earlier_requests_and_those_that_failed_do_not_count() -> None:
     earlier = replace(with_ttft(9.0), finished_s=NOW - 60.5)
     failed = replace(with_ttft(9.0), outcome="worker_lost", usage=Usage(prompt_tokens=900))
-    found = recent_requests([ended_requests([earlier, failed, ENDED])], NOW, KEPT)
+    found = recent_requests([EndedRequests.of([earlier, failed, ENDED])], NOW, KEPT)
     assert found is not None
     assert (found.answered, found.ttft_p95_s, found.hit_rate) == (1, 1.0, 0.25)
 
 
 def test_more_requests_in_a_minute_than_are_kept_are_figures_of_a_shorter_time() -> None:
-    busy = room_for(4)
+    busy = EndedRequests(4)
     busy.add([replace(ENDED, finished_s=NOW - age) for age in (9.0, 8.0, 7.0, 6.0, 5.0)])
-    calm = room_for(4)
+    calm = EndedRequests(4)
     calm.add([replace(ENDED, finished_s=NOW - age) for age in (30.0, 2.0)])
     found = recent_requests([busy, calm], NOW, 4)
     assert found is not None
@@ -60,7 +59,7 @@ def test_more_requests_in_a_minute_than_are_kept_are_figures_of_a_shorter_time()
 def test_what_no_request_has_is_unknown() -> None:
     silent = replace(ENDED, first_token_s=None, usage=Usage())
     nothing = (None, None, None, None, None)
-    for ended, count in (([], 0), ([room_for(KEPT)], 0), ([ended_requests([silent])], 1)):
+    for ended, count in (([], 0), ([EndedRequests(KEPT)], 0), ([EndedRequests.of([silent])], 1)):
         found = recent_requests(ended, NOW, KEPT)
         assert found is not None
         assert (found.over_s, found.answered) == (60.0, count)
@@ -69,4 +68,4 @@ def test_what_no_request_has_is_unknown() -> None:
 
 
 def test_nothing_is_said_where_no_requests_are_kept() -> None:
-    assert recent_requests([room_for(0)], NOW, 0) is None
+    assert recent_requests([EndedRequests(0)], NOW, 0) is None

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.kit.observability.ended import ended_requests
 
 from kvasir.core.kv import KvState, KvStatus, Medium, TierLoad
 from kvasir.core.requests import EngineLoad, SloClass, Usage
 from kvasir.ports.router import (
     AdmissionView,
     BrownoutView,
+    EndedRequests,
     HealthView,
     RequestSummary,
     WorkerView,
@@ -66,7 +66,7 @@ BEFORE = replace(ENDED, arrival_s=10.0, finished_s=11.0)
 
 
 def with_ended(*ended: RequestSummary) -> StatusFacts:
-    return replace(WELL, ended=[ended_requests(ended)])
+    return replace(WELL, ended=[EndedRequests.of(ended)])
 
 
 def late(summary: RequestSummary, seconds: float, **more: float) -> RequestSummary:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.observability.ended import ended_requests, room_for
 
 from kvasir.core.requests import RouteArm, SloClass, Usage
-from kvasir.ports.router import LostAttempt, RequestSummary
+from kvasir.ports.router import EndedRequests, LostAttempt, RequestSummary
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.ports.views.ended import EndedColumn
 
@@ -37,7 +36,7 @@ def test_the_newest_requests_and_their_columns_are_those_of_a_list(
     capacity: int, told: list[tuple[int, int]]
 ) -> None:
     every = [summary(number, *figures) for number, figures in enumerate(told)]
-    kept = room_for(capacity)
+    kept = EndedRequests(capacity)
     for begin in range(0, len(every), 3):
         kept.add(every[begin : begin + 3])
     newest = every[max(0, len(every) - capacity) :]
@@ -51,7 +50,7 @@ def test_the_newest_requests_and_their_columns_are_those_of_a_list(
     assert kept.column("cross_role").tolist() == [each.reason == CROSS_ROLE for each in newest]
     assert kept.column("answered").tolist() == [1.0] * len(newest)
     assert kept.column("ttft_s").tolist() == [each.ttft_s for each in newest]
-    assert list(ended_requests(every)) == every
+    assert list(EndedRequests.of(every)) == every
 
 
 @given(
@@ -73,7 +72,7 @@ def test_the_newest_requests_and_their_columns_are_those_of_a_list(
     )
 )
 def test_columns_are_what_each_request_says_however_it_ended(every: list[RequestSummary]) -> None:
-    kept = ended_requests(every)
+    kept = EndedRequests.of(every)
     nan = float("nan")
     said: dict[EndedColumn, list[float | None]] = {
         "ttft_s": [each.ttft_s for each in every],
@@ -113,7 +112,7 @@ AWKWARD = [
 
 @pytest.mark.parametrize("ended", AWKWARD, ids=["plain", "empty", "large"])
 def test_a_request_is_read_as_it_was_added(ended: RequestSummary) -> None:
-    kept = ended_requests([summary(1, 1, 1), ended, summary(2, 1, 1)])
+    kept = EndedRequests.of([summary(1, 1, 1), ended, summary(2, 1, 1)])
     assert kept[1] == ended
     assert kept[1].slo_met == ended.slo_met
     assert (type(kept[1].route_arm), type(kept[1].lost)) == (type(ended.route_arm), tuple)
@@ -124,7 +123,7 @@ def test_times_of_tokens_are_kept_and_unknown_without_tokens() -> None:
     ended = summary(1, 1, 1)
     several = replace(ended, usage=Usage(output_tokens=3))
     failed = replace(ended, outcome="worker_lost", first_token_s=None)
-    kept = ended_requests([ended, several, failed])
+    kept = EndedRequests.of([ended, several, failed])
     assert kept.column("answered").tolist() == [1.0, 1.0, 0.0]
     assert kept.column("ttft_s")[:2].tolist() == [0.5, 0.5]
     assert kept.column("itl_s").item(1) == 0.25
@@ -133,12 +132,12 @@ def test_times_of_tokens_are_kept_and_unknown_without_tokens() -> None:
 
 
 def test_an_end_by_the_client_is_not_judged() -> None:
-    kept = ended_requests([replace(summary(0, 1, 1), outcome="client_closed"), summary(1, 1, 1)])
+    kept = EndedRequests.of([replace(summary(0, 1, 1), outcome="client_closed"), summary(1, 1, 1)])
     assert np.isnan(kept.column("slo_met")).tolist() == [True, False]
 
 
 def test_what_is_kept_beside_a_request_is_read_with_it() -> None:
-    kept = room_for(2)
+    kept = EndedRequests(2)
     kept.add([summary(number, 1, 1) for number in range(3)], ["a", None, ["c", 3]], [b"x", b"y", b"y"])
     found = [kept.beside(row) for row in range(2)]
     assert [(msgspec.msgpack.decode(value), shared) for value, shared in found] == [
@@ -149,6 +148,6 @@ def test_what_is_kept_beside_a_request_is_read_with_it() -> None:
 
 @pytest.mark.parametrize("row", [-2, 1])
 def test_there_is_no_request_beyond_the_kept_ones(row: int) -> None:
-    kept = ended_requests([summary(0, 1, 1)])
+    kept = EndedRequests.of([summary(0, 1, 1)])
     with pytest.raises(IndexError):
         _ = kept[row]

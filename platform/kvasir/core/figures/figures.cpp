@@ -1,6 +1,7 @@
-#include "arrays.hpp"
+// Figures of many objects or arrays; `_figures.pyi` is the contract.
 
 #include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
 #include <structmember.h>
 
 #include <algorithm>
@@ -12,7 +13,6 @@
 
 namespace py = pybind11;
 
-namespace kvasir {
 namespace {
 
 py::bytes joined(const py::object &arrays) {
@@ -133,11 +133,9 @@ class Numbers {
 
 }  // namespace
 
-void bind_arrays(py::module_ &m) {
+PYBIND11_MODULE(_figures, m) {
   m.def("joined", &joined, py::arg("arrays"));
   py::class_<Numbers>(m, "Numbers")
       .def(py::init<const py::sequence &>(), py::arg("paths"))
       .def("of", &Numbers::of, py::arg("objects"));
 }
-
-}  // namespace kvasir

@@ -1,4 +1,4 @@
-"""The Python twin of what native code reads of arrays and of objects."""
+"""Figures as Python reads them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 
 def joined(arrays: Sequence[NDArray[Any]]) -> bytes:
-    """See `_native.pyi`."""
+    """See `_figures.pyi`."""
     if not all(isinstance(each, np.ndarray) for each in arrays):
         raise TypeError("only arrays can be joined")
     return b"".join([each.tobytes("A") for each in arrays])
 
 
 class Numbers:
-    """See `_native.pyi`."""
+    """See `_figures.pyi`."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._getters = [attrgetter(path) for path in paths]
 
     def of(self, objects: Sequence[object]) -> NDArray[np.float64]:
-        """See `_native.pyi`."""
+        """See `_figures.pyi`."""
         rows = [[read(each) for each in objects] for read in self._getters]
         return np.array(rows, np.float64).reshape(len(rows), len(objects))

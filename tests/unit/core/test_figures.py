@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kvasir import native
+from kvasir.core import figures
+from kvasir.core.figures import _twin as twin
 from kvasir.core.values import value
-from kvasir.native import _twin_arrays as twin
 
-BOTH: list[ModuleType] = [twin, native]
+BOTH: list[ModuleType] = [twin, figures]
 either = pytest.mark.parametrize("code", BOTH, ids=["twin", "native"])
 TYPES = st.sampled_from([np.int64, np.float64, np.uint8, np.bool_])
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=4)
