@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,6 +22,11 @@ BOTH: list[ModuleType] = [twin, figures]
 either = pytest.mark.parametrize("code", BOTH, ids=["twin", "native"])
 TYPES = st.sampled_from([np.int64, np.float64, np.uint8, np.bool_])
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=4)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no compiler")
+def test_the_native_code_is_used_where_it_can_be_built() -> None:
+    assert figures.Numbers.__module__ != twin.__name__, "make install-dev"
 
 
 @st.composite

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import shutil
@@ -13,7 +14,11 @@ from pathlib import Path
 import pytest
 from tests.kit.suite.builds import ROUTER, Builds, stale_builds
 
+from kvasir_router.admission import AdmissionTicket
 from kvasir_router.compiled import is_compiled
+from kvasir_router.fleet.decision_entry import DecisionEntry
+from kvasir_router.fleet.fleet import TargetLoad
+from kvasir_router.requests.state import RequestState
 
 ROOT = ROUTER.parents[1]
 MAKEFILE = ROOT / "Makefile"
@@ -41,6 +46,11 @@ def test_what_runs_for_every_request_is_compiled(pytestconfig: pytest.Config) ->
     modules = [importlib.import_module(".".join(path.parts)) for path in SOURCES]
     assert len(modules) > 60
     assert [module.__name__ for module in modules if not str(module.__file__).endswith(".so")] == []
+
+
+@pytest.mark.parametrize("each", [AdmissionTicket, DecisionEntry, RequestState, TargetLoad])
+def test_what_is_made_for_every_request_is_not_made_by_generated_python(each: type) -> None:
+    assert "__create_fn__" not in inspect.getattr_static(each, "__init__").__qualname__
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
