@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from kvasir.core.kv import KvState, KvStatus, Medium
 from kvasir.core.requests import Usage
-from kvasir.core.values import value
 from kvasir.ports.routing import Plan
 from kvasir_router.index import FleetIndex, IndexViewId
 
@@ -36,7 +35,7 @@ class Verdict:
     void: bool
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Errors:
     """A worker's record: the recent mean relative error, and since its session began the number of judged
     requests and the tokens by which predictions differed."""

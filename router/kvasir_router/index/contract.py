@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvasir.core.kv import KvState
-from kvasir.core.values import value
 
 
 class IndexMode(StrEnum):
@@ -17,7 +16,7 @@ class IndexMode(StrEnum):
     PREDICTED = "predicted"
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class IndexViewId:
     """The source of a prediction; each source has errors of its own."""
 
