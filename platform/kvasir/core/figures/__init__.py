@@ -1,7 +1,7 @@
 """Figures of many objects or arrays, read at once: as a request ends, a dozen of them are read several times.
 
-Read one by one, each takes several times as many instructions (by hand). The C++ module is used if it was built;
-the Python twin gives the same results.
+Read one by one, each takes several times as many instructions (by hand). The C++ module is used if it was
+built; the Python twin gives the same results.
 """
 
 from __future__ import annotations
