@@ -23,9 +23,9 @@ UV_VERSION := 0.13.8
 CONSOLE := platform/kvasir_platform/gateway/console
 CONSOLE_BUILD := build/console
 CONSOLE_SOURCES := $(wildcard $(CONSOLE)/web/* $(CONSOLE)/web/.npmrc $(CONSOLE)/web/src/* $(CONSOLE)/web/src/*/*)
-# What setup.py compiles of the router; a change of it is in use only when it is compiled again.
-COMPILED := $(wildcard $(addprefix router/kvasir_router/,admission/*.py decide/*.py embeddings/*.py fleet/*.py index/*.py requests/*.py fast_path.py))
-SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*) platform/kvasir/core/figures/figures.cpp workers/kvasir_workers/engines/signing/signed_tcp.c $(COMPILED)
+# What setup.py compiles; a change of it is in use only when it is compiled again.
+COMPILED := platform/kvasir/compiled.txt
+SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*) platform/kvasir/core/figures/figures.cpp workers/kvasir_workers/engines/signing/signed_tcp.c $(COMPILED) $(wildcard $(shell cat $(COMPILED)))
 # Tests that start no engine wait for a third of their time, for sockets and processes: three processes keep two
 # cores busy. Each file stays in one process. In the order of folders, the last files are short ones; in that of the
 # number of tests, which is the default, some of the longest would be.
@@ -62,7 +62,7 @@ $(VENV)/.installed-%: requirements/%.lock requirements/build.lock $(SOURCES) | $
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || echo "    no C++ compiler: the native code runs as Python, which is slower (apt install g++)"
 	@echo "==> bytecode of the packages, on all cores"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
-	@echo "==> kvasir itself, editable; its native code is built in two minutes"
+	@echo "==> kvasir itself, editable; its native code is built in two to three minutes"
 	@$(PIP) install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 	@if [ "$*" = dev ]; then touch $(VENV)/.installed-cpu; fi

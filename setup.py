@@ -18,16 +18,15 @@ from setuptools.errors import BaseError, CCompilerError
 SOURCES = "platform/kvasir/native/src"
 SIGNING = "workers/kvasir_workers/engines/signing"
 
-ROUTER = Path("router/kvasir_router")
-COMPILED = ("admission", "decide", "embeddings", "fleet", "index", "requests", "fast_path.py")
-"""Packages and modules of the router that mypyc compiles: what it executes for every request, except
-coroutines. Compiled ones share the exception that is being handled, and one raises that of another."""
+COMPILED = "platform/kvasir/compiled.txt"
+"""The modules, as patterns, that mypyc compiles: what a router executes for every request, except coroutines.
+Compiled ones share the exception that is being handled, and one raises that of another."""
 INTERPRETED = ("__init__.py", "packing.py")
-"""What remains Python in them. msgspec decodes the classes of the latter by their annotations, which compiled
+"""What remains Python of them. msgspec decodes the classes of the latter by their annotations, which compiled
 classes do not keep."""
 ROUNDED = "-ffp-contract=off"
 """A contracted operation rounds once, and would decide otherwise than Python does."""
-GROUP = "kvasir_router.compiled"
+GROUP = "kvasir.compiled"
 GENERATED = "build/compiled"
 
 
@@ -36,8 +35,8 @@ def compiled() -> list[Extension]:
     they cannot be translated, and ImportError without mypyc."""
     from mypyc.build import mypycify
 
-    found = [each for name in COMPILED for each in (*(ROUTER / name).glob("*.py"), ROUTER / name)]
-    sources = sorted(str(each) for each in found if each.suffix and each.name not in INTERPRETED)
+    found = [each for pattern in Path(COMPILED).read_text().split() for each in Path().glob(pattern)]
+    sources = sorted(str(each) for each in found if each.name not in INTERPRETED)
     extensions = mypycify(
         ["--follow-imports=silent", *sources],
         opt_level="2",
@@ -55,11 +54,22 @@ def compiled() -> list[Extension]:
     return extensions
 
 
+def in_place() -> list[Path]:
+    """Return the compiled modules beside their sources, and their library."""
+    found = [*Path("platform").rglob("*.so"), *Path("router").rglob("*.so")]
+    library = GROUP.rpartition(".")[2] + "__"
+    return [
+        each
+        for each in found
+        if each.name.startswith(library) or each.with_name(each.name.partition(".")[0] + ".py").exists()
+    ]
+
+
 class BuildExtensions(build_ext):
     """Builds the extensions, and then the compiled modules: all of them or none."""
 
     def run(self) -> None:
-        for old in ROUTER.rglob("*.so") if self.inplace else ():
+        for old in in_place() if self.inplace else ():
             old.unlink()
         super().run()
         # Apart from the others, so that a failure leaves no part of it.
@@ -76,7 +86,7 @@ class BuildExtensions(build_ext):
         else:
             self.extensions = [*self.extensions, *apart.extensions]
             # Of what did not have to be compiled again, the copy would be older than its source.
-            for made in ROUTER.rglob("*.so") if self.inplace else ():
+            for made in in_place() if self.inplace else ():
                 made.touch()
         self.distribution.ext_modules = native
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir import native
-from kvasir_router.compiled import is_compiled
+from kvasir.compiled import is_compiled
 from load_tests.report import Row, median, write
 
 ROOT = Path(__file__).resolve().parents[2]

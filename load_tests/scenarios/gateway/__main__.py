@@ -36,7 +36,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kvasir import native
-from kvasir_router.compiled import is_compiled
+from kvasir.compiled import is_compiled
 from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.gateway import bodies, console, measure, pacing
 from load_tests.scenarios.gateway.fleet import idle, scrape

@@ -25,6 +25,7 @@ import uvloop
 from kvasir import native
 from kvasir.clock import MonotonicClock
 from kvasir.collector import freeze_gc
+from kvasir.compiled import is_compiled
 from kvasir.config.load.loader import load
 from kvasir.config.load.model_files import configured_template, resolve_model, tokenizer_digest
 from kvasir.config.spec.deployment import Deployment
@@ -50,7 +51,6 @@ from kvasir_platform.gateway.traffic.rollouts import Rollouts, make_rollouts
 from kvasir_platform.planner.link import PlannerLink
 from kvasir_platform.planner.rpc import PlannerClient
 from kvasir_router.build import EdgeFacts, make_routers
-from kvasir_router.compiled import is_compiled
 from kvasir_router.mux import RouterMux
 from kvasir_router.sessions.grpc_transport import DialTls, GrpcDialer
 from kvasir_router.sessions.static_discovery import StaticDiscovery

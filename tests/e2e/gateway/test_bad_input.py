@@ -7,10 +7,9 @@ import json
 import threading
 from typing import Any
 
+import jinja2
 import pytest
 from tests.kit.models.tiny_tokens import VOCABULARY
-
-from kvasir_platform.gateway.prompt.chat_template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -184,13 +183,13 @@ async def test_a_conversation_of_many_messages_is_rendered_in_a_thread(
     edge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
-    render = ChatTemplate.render
+    render = jinja2.Template.render
 
     def noted(*arguments: Any, **options: Any) -> str:
         threads.append(threading.current_thread().name)
         return render(*arguments, **options)
 
-    monkeypatch.setattr(ChatTemplate, "render", noted)
+    monkeypatch.setattr(jinja2.Template, "render", noted)
     few, many = ([{"role": "user", "content": f"{i}"} for i in range(count)] for count in (2, 600))
     for number, messages in enumerate((few, many), 1):
         body = json.dumps({"model": "kvasir-tiny", "messages": messages, "max_tokens": 1}).encode()

@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 from xdist.workermanage import WorkerController
 
-ROUTER = Path(__file__).parents[3] / "router" / "kvasir_router"
+ROOT = Path(__file__).parents[3]
 STALE = "stale_builds"
+_SOURCES = ("platform", "router")
+_LIBRARY = "compiled__mypyc."
 
 
 class Builds:
-    """Removes the compiled modules of the router if one is older than its source, so that the source runs.
-    To be made before a test imports any of them."""
+    """Removes all compiled modules if one is older than its source, so that the sources run. To be made
+    before a test imports any of them."""
 
-    def __init__(self, router: Path = ROUTER) -> None:
-        self.stale = stale_modules(router)
-        for each in router.rglob("*.so") if self.stale else ():
+    def __init__(self, root: Path = ROOT) -> None:
+        self.stale = stale_modules(root)
+        for each in compiled_modules(root) if self.stale else ():
             each.unlink()
 
     @pytest.hookimpl(optionalhook=True)
@@ -33,9 +35,20 @@ class Builds:
         return f"the router runs as Python, since it was compiled before {changed} changed: make install-dev"
 
 
-def stale_modules(router: Path) -> list[str]:
-    """Return the compiled modules of a router that are older than their sources."""
-    return sorted(each.name.partition(".")[0] for each in router.rglob("*.so") if _is_older(each))
+def compiled_modules(root: Path) -> list[Path]:
+    """Return the compiled modules beside their sources, and the library of all."""
+    found = [each for folder in _SOURCES for each in (root / folder).rglob("*.so")]
+    return [each for each in found if each.name.startswith(_LIBRARY) or source_of(each).exists()]
+
+
+def source_of(built: Path) -> Path:
+    """Return where the source of a compiled module is."""
+    return built.with_name(built.name.partition(".")[0] + ".py")
+
+
+def stale_modules(root: Path) -> list[str]:
+    """Return the compiled modules that are older than their sources."""
+    return sorted(each.name.partition(".")[0] for each in compiled_modules(root) if _is_older(each))
 
 
 def stale_builds(config: pytest.Config) -> list[str]:
@@ -47,5 +60,5 @@ def stale_builds(config: pytest.Config) -> list[str]:
 
 
 def _is_older(built: Path) -> bool:
-    source = built.with_name(built.name.partition(".")[0] + ".py")
+    source = source_of(built)
     return source.exists() and built.stat().st_mtime < source.stat().st_mtime

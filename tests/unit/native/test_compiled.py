@@ -7,22 +7,21 @@ import ast
 import importlib
 import inspect
 import os
-import re
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.kit.suite.builds import ROUTER, Builds, stale_builds
+from tests.kit.suite.builds import ROOT, Builds, stale_builds
 
+from kvasir.compiled import is_compiled
 from kvasir_router.admission import AdmissionTicket
-from kvasir_router.compiled import is_compiled
 from kvasir_router.fleet.decision_entry import DecisionEntry
 from kvasir_router.fleet.fleet import TargetLoad
 from kvasir_router.requests.state import RequestState
 
-ROOT = ROUTER.parents[1]
-MAKEFILE = ROOT / "Makefile"
-SETUP: dict[str, tuple[str, ...]] = {
+SETUP: dict[str, Any] = {
     node.targets[0].id: ast.literal_eval(node.value)
     for node in ast.parse((ROOT / "setup.py").read_text()).body
     if isinstance(node, ast.Assign)
@@ -30,11 +29,12 @@ SETUP: dict[str, tuple[str, ...]] = {
     and node.targets[0].id in {"COMPILED", "INTERPRETED"}
 }
 """What setup.py compiles, which runs when it is imported."""
+PATTERNS = (ROOT / SETUP["COMPILED"]).read_text().split()
 SOURCES = [
-    path.relative_to(ROUTER.parent).with_suffix("")
-    for name in SETUP["COMPILED"]
-    for path in (*(ROUTER / name).glob("*.py"), ROUTER / name)
-    if path.suffix and path.name not in SETUP["INTERPRETED"]
+    path.relative_to(ROOT)
+    for pattern in PATTERNS
+    for path in ROOT.glob(pattern)
+    if path.name not in SETUP["INTERPRETED"]
 ]
 
 
@@ -43,8 +43,8 @@ def test_what_runs_for_every_request_is_compiled(pytestconfig: pytest.Config) ->
     if stale_builds(pytestconfig):
         pytest.skip("removed, since the source has changed: make install-dev")
     assert is_compiled(), "make install-dev"
-    modules = [importlib.import_module(".".join(path.parts)) for path in SOURCES]
-    assert len(modules) > 60
+    modules = [importlib.import_module(".".join(path.with_suffix("").parts[1:])) for path in SOURCES]
+    assert len(modules) > 90
     assert [module.__name__ for module in modules if not str(module.__file__).endswith(".so")] == []
 
 
@@ -55,7 +55,7 @@ def test_what_is_made_for_every_request_is_not_made_by_generated_python(each: ty
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
 def test_no_coroutine_is_compiled_and_no_generator_that_handles_exceptions(path: Path) -> None:
-    tree = ast.parse((ROUTER.parent / path).with_suffix(".py").read_text())
+    tree = ast.parse((ROOT / path).read_text())
     assert [
         node.lineno for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.Await)
     ] == []
@@ -67,6 +67,9 @@ def test_no_coroutine_is_compiled_and_no_generator_that_handles_exceptions(path:
 
 
 NEVER_COMPARED = {
+    "AnswerHead",
+    "Call",
+    "ChatOptions",
     "EmitDelta",
     "FinishRequest",
     "HeldLease",
@@ -75,6 +78,7 @@ NEVER_COMPARED = {
     "RunningLeg",
     "StepReceived",
     "SubmitTo",
+    "TraceContext",
 }
 """Values that are compared nowhere in compiled code."""
 
@@ -85,22 +89,32 @@ def test_no_value_that_is_compared_is_defined_where_comparisons_are_compiled() -
     values = {
         node.name
         for path in SOURCES
-        for node in ast.parse((ROUTER.parent / path).with_suffix(".py").read_text()).body
+        for node in ast.parse((ROOT / path).read_text()).body
         if isinstance(node, ast.ClassDef)
         and any(isinstance(each, ast.Name) and each.id == "value" for each in node.decorator_list)
     }
     assert values == NEVER_COMPARED
 
 
+def test_every_pattern_of_what_is_compiled_names_a_module() -> None:
+    assert [pattern for pattern in PATTERNS if not [*ROOT.glob(pattern)]] == []
+
+
 def test_make_compiles_again_when_any_of_them_changes() -> None:
-    (line,) = re.findall(
-        r"^COMPILED := .*addprefix router/kvasir_router/,(.*?)\)", MAKEFILE.read_text(), re.M
+    printed = subprocess.run(
+        ["make", "--no-print-directory", "--eval", "print: ; @echo $(SOURCES)", "print"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
-    assert line.split() == [name if name.endswith(".py") else f"{name}/*.py" for name in SETUP["COMPILED"]]
+    assert {str(path) for path in SOURCES} - {*printed.stdout.split()} == set()
 
 
-def _built(router: Path, name: str, *, source_s: float, built_s: float) -> tuple[Path, Path]:
-    source, built = router / f"{name}.py", router / f"{name}.cpython-311-x86_64-linux-gnu.so"
+def _built(root: Path, name: str, *, source_s: float, built_s: float) -> tuple[Path, Path]:
+    source, built = root / f"{name}.py", root / f"{name}.cpython-311-x86_64-linux-gnu.so"
+    source.parent.mkdir(parents=True, exist_ok=True)
     for path, at in ((source, source_s), (built, built_s)):
         path.touch()
         os.utime(path, (at, at))
@@ -108,15 +122,50 @@ def _built(router: Path, name: str, *, source_s: float, built_s: float) -> tuple
 
 
 def test_compiled_modules_are_removed_together_once_one_source_is_newer(tmp_path: Path) -> None:
-    old = _built(tmp_path, "legs", source_s=20.0, built_s=10.0)
-    new = _built(tmp_path, "fast_path", source_s=10.0, built_s=20.0)
+    old = _built(tmp_path, "router/requests/legs", source_s=20.0, built_s=10.0)
+    new = _built(tmp_path, "platform/gateway/body", source_s=10.0, built_s=20.0)
+    library = tmp_path / "platform" / "compiled__mypyc.cpython-311-x86_64-linux-gnu.so"
+    other = tmp_path / "platform" / "_native.cpython-311-x86_64-linux-gnu.so"
+    for path in (library, other):
+        path.touch()
     builds = Builds(tmp_path)
-    assert [path.exists() for path in (*old, *new)] == [True, False, True, False]
+    assert [path.exists() for path in (*old, *new, library, other)] == [True, False, True, False, False, True]
     assert "before legs changed: make install-dev" in str(builds.pytest_report_header())
 
 
 def test_compiled_modules_of_unchanged_sources_stay(tmp_path: Path) -> None:
-    _, built = _built(tmp_path, "legs", source_s=10.0, built_s=10.0)
-    (tmp_path / "compiled__mypyc.cpython-311-x86_64-linux-gnu.so").touch()
+    _, built = _built(tmp_path, "router/legs", source_s=10.0, built_s=10.0)
+    (tmp_path / "router" / "compiled__mypyc.cpython-311-x86_64-linux-gnu.so").touch()
     assert Builds(tmp_path).pytest_report_header() is None
     assert built.exists()
+
+
+def test_no_class_that_stays_python_inherits_from_a_compiled_one() -> None:
+    # It could be imported, but not made.
+    compiled = {".".join(path.with_suffix("").parts[1:]) for path in SOURCES}
+    heirs = [
+        f"{path.name}: {heir}"
+        for folder in ("platform", "router", "workers", "tests", "load_tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.relative_to(ROOT) not in SOURCES
+        for heir in _heirs_of_imported(path.read_text(), compiled)
+    ]
+    assert heirs == []
+
+
+def _heirs_of_imported(text: str, modules: set[str]) -> list[str]:
+    if not any(f"from {module} import" in text for module in modules):
+        return []
+    tree = ast.parse(text)
+    imported = {
+        each.asname or each.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in modules
+        for each in node.names
+    }
+    return [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id in imported for base in node.bases)
+    ]

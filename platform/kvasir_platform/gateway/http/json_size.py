@@ -69,8 +69,9 @@ class JsonSize(JsonCounts):
         if self._exact:
             self._scan(piece)
         else:
-            slices = (piece[at : at + _SLICE] for at in range(0, len(piece), _SLICE))
-            marks = b"".join(each.translate(None, _DROPPED) for each in slices)
+            marks = bytearray()
+            for at in range(0, len(piece), _SLICE):
+                marks += piece[at : at + _SLICE].translate(None, _DROPPED)
             self.containers += marks.count(b"[") + marks.count(b"{")
             self.values += marks.count(b",")
             self.quotes += marks.count(b'"')

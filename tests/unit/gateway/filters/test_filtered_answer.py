@@ -277,16 +277,27 @@ async def test_a_fault_while_an_answer_is_written_for_a_ruling_fails_the_call(
         call = Call({"classifier": [{"name": "words", "url": server.url, "private_address": True}]})
         assert isinstance(call.filtered, FilteredAnswer)
 
-        def broken(index: int, delta: object) -> None:
-            raise RuntimeError("broken")
-
         call.engine.emit("all is well", finish=FinishReason.STOP)
-        monkeypatch.setattr(call.filtered._answer, "delta", broken)
+        monkeypatch.setattr(call.filtered, "_answer", BrokenAnswer(call.filtered._answer))
         async with asyncio.timeout(PATIENCE_S):
             while call.wire.closed is None:
                 await asyncio.sleep(0)
         assert b"Internal error" in call.wire.sent
         await call.filters.close()
+
+
+class BrokenAnswer:
+    """An answer that cannot write."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answer, name)
+
+    def delta(self, index: int, delta: object) -> None:
+        """Fail."""
+        raise RuntimeError("broken")
 
 
 @both
