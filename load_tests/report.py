@@ -78,6 +78,20 @@ def _reached(value: float, target: float, better: str) -> bool:
     return value <= target if better == "lower" else value >= target
 
 
+def value_of(row: Row) -> str:
+    """What is compared with the target, as text."""
+    if row.target_ratio is not None and row.ratio is not None:
+        return f"ratio {row.ratio:.3g}"
+    return f"{row.value:.4g} {row.unit}"
+
+
+def target_of(row: Row) -> str:
+    """The target, as text; "" without one."""
+    of_ratio = row.target_ratio is not None and row.ratio is not None
+    target = row.target_ratio if of_ratio else row.target
+    return "" if target is None else f"{'≤' if row.better == 'lower' else '≥'} {target:g}"
+
+
 def median(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Return the median and the (minimum, maximum) of the samples. Raise ValueError if there are none."""
     if not samples:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from kvasir_platform.cli.common.output import table
-from load_tests.report import Row
+from load_tests.report import Row, target_of, value_of
 from load_tests.suite.freshness import Freshness
+from load_tests.suite.misses import missed
 from load_tests.suite.run import Outcome
 
 _MOST_COMMITS = 2
@@ -50,14 +51,11 @@ def state_json(states: Sequence[Freshness], now: datetime) -> list[dict[str, obj
 
 def missed_table(reports: Mapping[str, Sequence[Row]]) -> str:
     """The rows whose target is missed."""
-    lines = []
-    for report, rows in reports.items():
-        for row in rows:
-            if row.met is False:
-                value, target = f"{row.value:.4g} {row.unit}", row.target
-                if row.target_ratio is not None and row.ratio is not None:
-                    value, target = f"ratio {row.ratio:.3g}", row.target_ratio
-                lines.append((report, row.name, value, f"{'≤' if row.better == 'lower' else '≥'} {target:g}"))
+    lines = [
+        (report, row.name, value_of(row), target_of(row))
+        for report, rows in reports.items()
+        for row in missed(rows)
+    ]
     return table(("report", "row", "value", "target"), lines) if lines else "every row meets its target"
 
 

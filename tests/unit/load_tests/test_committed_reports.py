@@ -15,6 +15,8 @@ from load_tests.suite.catalog import SCENARIOS
 from load_tests.suite.expected import FILE, added, not_needed, parse_expected, unexpected
 from load_tests.suite.freshness import Freshness
 from load_tests.suite.history import ROOT, History
+from load_tests.suite.misses import FILE as MISSES
+from load_tests.suite.misses import PAGE, committed, not_missed, page, parse_tried, unexplained
 
 HISTORY = History()
 MOST_SHARE = 0.1
@@ -68,3 +70,14 @@ def test_paths_exist_and_only_a_small_part_of_their_lines_may_change() -> None:
     assert [path for path, count in lines.items() if not count] == []
     for each in SCENARIOS.values():
         assert each.lines <= MOST_SHARE * sum(lines[path] for path in each.paths), each.report
+
+
+def test_what_was_tried_is_said_for_every_missed_row_and_for_no_other() -> None:
+    tried = parse_tried(MISSES.read_text())
+    assert unexplained(committed(), tried) == [], f"say in {MISSES.name} what was tried"
+    assert not_missed(committed(), tried) == []
+
+
+def test_the_page_of_misses_is_of_the_committed_reports() -> None:
+    made = page(committed(), parse_tried(MISSES.read_text()))
+    assert PAGE.read_text() == made, "run `python -m load_tests.suite.misses`"

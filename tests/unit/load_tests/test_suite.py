@@ -15,6 +15,7 @@ from load_tests.suite.__main__ import main
 from load_tests.suite.expected import added, not_needed, parse_expected, unexpected
 from load_tests.suite.freshness import Freshness, freshness
 from load_tests.suite.idle import OtherProcess, disturbing
+from load_tests.suite.misses import not_missed, page, unexplained
 from load_tests.suite.pages import missed_table, state_table
 from load_tests.suite.run import lacking, plan, run_scenario
 from load_tests.suite.scenario import Scenario, names
@@ -214,3 +215,20 @@ def test_rows_that_miss_their_target_are_listed_with_it() -> None:
         ["some", "c", "ratio", "0.5", "≥", "0.9"],
     ]
     assert missed_table({"some": [row("a")]}) == "every row meets its target"
+
+
+MISSED = {"some": [row("a"), row("b, 1 MiB", value=2.5), row("b, 2 MiB", value=3.0)]}
+
+
+def test_every_missed_row_needs_one_text_and_every_text_a_missed_row() -> None:
+    tried = {"some": {"b, 1 *": "Much.", "b, * MiB": "More.", "a": "Nothing."}, "other": {"*": "Nothing."}}
+    assert unexplained(MISSED, tried) == ["some: b, 1 MiB"]
+    assert unexplained(MISSED, {}) == ["some: b, 1 MiB", "some: b, 2 MiB"]
+    assert not_missed(MISSED, tried) == ["some: a", "other: *"]
+
+
+def test_the_page_has_the_missed_rows_with_what_was_tried() -> None:
+    lines = page(MISSED, {"some": {"b, *": "Much."}}).splitlines()
+    assert "2 of 3 rows with a target miss it" in lines[2]
+    assert lines[-3:] == ["| b, 2 MiB | 3 ms | ≤ 2 | `head` |", "", "Much."]
+    assert "| a |" not in "".join(lines)
