@@ -25,7 +25,7 @@ CONSOLE_BUILD := build/console
 CONSOLE_SOURCES := $(wildcard $(CONSOLE)/web/* $(CONSOLE)/web/.npmrc $(CONSOLE)/web/src/* $(CONSOLE)/web/src/*/*)
 # What setup.py compiles; a change of it is in use only when it is compiled again.
 COMPILED := platform/kvasir/compiled.txt
-SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*) platform/kvasir/core/figures/figures.cpp workers/kvasir_workers/engines/signing/signed_tcp.c $(COMPILED) $(wildcard $(shell cat $(COMPILED)))
+SOURCES := pyproject.toml setup.py $(wildcard platform/kvasir/native/src/*.* platform/kvasir/native/src/*/*) $(wildcard platform/kvasir/core/figures/*.?pp) workers/kvasir_workers/engines/signing/signed_tcp.c $(COMPILED) $(wildcard $(shell cat $(COMPILED)))
 # Tests that start no engine wait for a third of their time, for sockets and processes: three processes keep two
 # cores busy. Each file stays in one process. In the order of folders, the last files are short ones; in that of the
 # number of tests, which is the default, some of the longest would be.

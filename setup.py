@@ -107,6 +107,7 @@ with ParallelCompile():
             Pybind11Extension(
                 "kvasir.core.figures._figures",
                 ["platform/kvasir/core/figures/figures.cpp"],
+                depends=["platform/kvasir/core/figures/packing.hpp"],
                 cxx_std=17,
                 extra_compile_args=["-O3", "-fvisibility=hidden"],
                 optional=True,

@@ -169,7 +169,8 @@ class SpanRecorder:
         """Return contexts of calls that begin traces of their own, and are not recorded whole."""
         found = []
         length = _TRACE_DIGITS + _SPAN_DIGITS
-        text = f"{self._rng.getrandbits(4 * length * _TOGETHER):0{length * _TOGETHER}x}"
+        size = length * _TOGETHER // 2
+        text = self._rng.getrandbits(8 * size).to_bytes(size, "big").hex()
         for at in range(0, len(text), length):
             # All digits of an id are zero, which W3C's trace context does not allow, in one of 2**64.
             own = f"00-{text[at : at + _TRACE_DIGITS]}-{text[at + _TRACE_DIGITS : at + length]}-00"

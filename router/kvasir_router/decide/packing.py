@@ -13,9 +13,8 @@ import msgspec
 from kvasir.core.requests import SloClass
 from kvasir.ports.routing import RoutingTarget
 
-TableHead = tuple[str, str, tuple[str, ...], int, bool, bool]
-"""A TermTable without its figures: part, unit, names and the number of rows; whether its values are in the
-order of columns, as sums over them depend on it; and whether it has links."""
+TableHead = tuple[str, str, tuple[str, ...], int, bool]
+"""A TermTable without its figures: part, unit, names, the number of rows, and whether it has links."""
 
 
 class Decided(NamedTuple):

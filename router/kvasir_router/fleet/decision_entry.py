@@ -7,14 +7,14 @@ request, an array takes eight times as long as its bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir.core.figures import joined
+from kvasir.core.figures import Arrays
 from kvasir.core.locality import LinkClass
 from kvasir.core.requests import SloClass
 from kvasir.core.values import contents
@@ -25,7 +25,6 @@ from kvasir.ports.routing import (
     FloatColumn,
     IntColumn,
     Plan,
-    RateColumns,
     RequestView,
     RoutingTarget,
     TermTable,
@@ -50,10 +49,8 @@ _FACTS = (
 _TIERS = ("cpu_tokens", "disk_tokens", "remote_tokens")
 _STREAMS = _FACTS.index("streams")
 _RATES = ("prefill_fixed_s", "step_fixed_s", "step_stream_s")
-# Read from all fields at once, which takes less time than one by one.
-_FIELDS = [each.name for each in fields(Candidates)]
-_FACTS_AT = tuple([_FIELDS.index(fact) for fact in _FACTS])
-_RATES_AT = tuple([RateColumns._fields.index(rate) for rate in _RATES])
+_OF_CANDIDATES = Arrays((*_FACTS, *(f"rates.{rate}" for rate in _RATES), "tier_tokens"))
+_ARRAYS = Arrays(())
 _FIGURE_BYTES = 8
 _FIGURES = len(_FACTS) + len(_RATES) + len(_TIERS)
 """Those of each place."""
@@ -66,8 +63,9 @@ About = Callable[[tuple[RoutingTarget, ...]], tuple[tuple[str, str], ...]]
 class DecisionEntry:
     """One decision. The rows of its tables are places in `targets`; `omitted` rows of the policy's were left
     out. For the same places, `about` has the pool and the KV state. `figures` are those of the places, then
-    those of the tables, which `heads` describes. `output_tokens` are those expected of each choice. `regret`
-    and `better`, the places that would have cost less, are set by judging."""
+    those of the tables, which `heads` describes, and what Arrays.joined adds. `output_tokens` are those
+    expected of each choice. `regret` and `better`, the places that would have cost less, are set by
+    judging."""
 
     prompt_tokens: int
     output_tokens: int
@@ -146,17 +144,21 @@ class DecisionEntry:
     @property
     def tables(self) -> tuple[TermTable, ...]:
         """The policy's tables, with the rows that are kept. They are read from the figures at each call."""
-        made, at = [], _FIGURES * len(self.targets) * _FIGURE_BYTES
-        for part, unit, names, count, by_column, linked in self.heads:
+        made, at, number = [], _FIGURES * len(self.targets) * _FIGURE_BYTES, 0
+        (columns,) = np.frombuffer(self.figures, np.uint64, 1, len(self.figures) - _FIGURE_BYTES).tolist()
+        for part, unit, names, count, linked in self.heads:
             rows = np.frombuffer(self.figures, np.int64, count, at)
             at += count * _FIGURE_BYTES
             values = np.frombuffer(self.figures, np.float64, count * len(names), at)
-            values = values.reshape((count, len(names)), order="F" if by_column else "C")
+            # Sums over the values depend on their order in memory.
+            by_columns = columns >> (number + 1) & 1
+            values = values.reshape((count, len(names)), order="F" if by_columns else "C")
             at += count * len(names) * _FIGURE_BYTES
             links: NDArray[np.uint8] | None = None
             if linked:
                 links = np.frombuffer(self.figures, np.uint8, count, at)
                 at += count
+            number += 3 if linked else 2
             made.append(TermTable(part, unit, rows, names, values, links))
         return tuple(made)
 
@@ -178,24 +180,29 @@ def entry_of(
     prompt."""
     tables, targets = plan.tables or _unscored(candidates, plan), candidates.targets
     omitted = 0
-    figures = _figures(candidates)
+    kept: list[NDArray[Any]] = []
     if len(targets) > PLACES:
         # What is kept must not grow with the fleet.
         omitted = sum([max(0, len(table.rows) - PLACES) for table in tables])
         tables = tuple([_trimmed(table, candidates, plan) for table in tables])
         rows = np.concatenate([table.rows for table in tables])
-        figures = [each.take(rows, 0) for each in figures]
+        kept = [each.take(rows, 0) for each in _figures(candidates)]
         targets = tuple([targets[row] for row in rows.tolist()])
         tables = _renumbered(tables)
         plan = replace(plan, tables=())
     heads: list[TableHead] = []
+    figures: list[NDArray[Any]] = []
     for table in tables:
         part, unit, numbers, names, values, links = contents(table)
-        heads.append((part, unit, names, len(numbers), values.flags.f_contiguous, links is not None))
+        heads.append((part, unit, names, len(numbers), links is not None))
         figures.append(numbers)
         figures.append(values)
         if links is not None:
             figures.append(links)
+    if kept:
+        joined = _ARRAYS.joined(None, kept)[:-_FIGURE_BYTES] + _ARRAYS.joined(None, figures)
+    else:
+        joined = _OF_CANDIDATES.joined(candidates, figures)
     return DecisionEntry(
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
@@ -205,7 +212,7 @@ def entry_of(
         attempt=attempt,
         plan=plan,
         heads=tuple(heads),
-        figures=joined(figures),
+        figures=joined,
         targets=targets,
         about=about(targets),
         omitted=omitted,
@@ -214,13 +221,12 @@ def entry_of(
 
 def _figures(candidates: Candidates) -> list[NDArray[Any]]:
     """Return the columns that are kept: _FACTS, _RATES and _TIERS."""
-    columns = contents(candidates)
-    figures: list[NDArray[Any]] = [columns[at] for at in _FACTS_AT]
     rates = candidates.rates
-    for at in _RATES_AT:
-        figures.append(rates[at])
-    figures.append(candidates.tier_tokens)
-    return figures
+    return [
+        *(getattr(candidates, fact) for fact in _FACTS),
+        *(getattr(rates, rate) for rate in _RATES),
+        candidates.tier_tokens,
+    ]
 
 
 def _unscored(candidates: Candidates, plan: Plan) -> tuple[TermTable, ...]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
+from array import array
 from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,23 +39,6 @@ def any_array(draw: st.DrawFn) -> Any:
     """An array in the order of rows or of columns, or every second item of one."""
     made: Any = draw(arrays.arrays(draw(TYPES), draw(SHAPES)))
     return draw(st.sampled_from([made, np.asfortranarray(made), made.T, made[::2], made.T[1:]]))
-
-
-@either
-@given(st.lists(any_array(), max_size=4))
-def test_arrays_are_joined_as_they_lie_in_memory(code: ModuleType, given: list[Any]) -> None:
-    expected = b"".join(
-        each.tobytes("F" if each.flags.f_contiguous and not each.flags.c_contiguous else "C")
-        for each in given
-    )
-    assert code.joined(given) == code.joined(tuple(given)) == expected
-
-
-@either
-@pytest.mark.parametrize("wrong", [b"abc", [1.0], None, 7])
-def test_only_arrays_are_joined(code: ModuleType, wrong: object) -> None:
-    with pytest.raises(TypeError, match="only arrays"):
-        code.joined([np.zeros(2), wrong])
 
 
 @value
@@ -90,6 +78,117 @@ class Named(NamedTuple):
     many: bool = True
 
 
+def by_columns(one: Any) -> bool:
+    return bool(one.flags.f_contiguous and not one.flags.c_contiguous)
+
+
+@either
+@given(st.lists(any_array(), min_size=2, max_size=2), st.lists(any_array(), max_size=4))
+def test_arrays_are_joined_as_they_lie_in_memory(code: ModuleType, held: list[Any], more: list[Any]) -> None:
+    expected = b"".join(each.tobytes("F" if by_columns(each) else "C") for each in [*held, *more])
+    columns = sum(1 << at for at, each in enumerate(more) if by_columns(each))
+    expected += columns.to_bytes(8, sys.byteorder)
+    read = code.Arrays(("at_s", "inner.rate"))
+    holder = Slotted(Inner(0, held[1]), held[0])
+    assert read.joined(holder, more) == read.joined(holder, tuple(more)) == expected
+    assert code.Arrays(()).joined(None, [*held, *more])[:-8] == expected[:-8]
+
+
+@either
+@pytest.mark.parametrize("wrong", [b"abc", [1.0], None, 7])
+def test_only_arrays_are_joined(code: ModuleType, wrong: object) -> None:
+    with pytest.raises(TypeError, match="only arrays"):
+        code.Arrays(()).joined(None, [np.zeros(2), wrong])
+    with pytest.raises(TypeError, match="only arrays"):
+        code.Arrays(("at_s",)).joined(Slotted(None, wrong), [])  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(AttributeError):
+        code.Arrays(("at_s",)).joined(object(), [])
+
+
+class Level(IntEnum):
+    """A number with a name, which msgspec packs as its number."""
+
+    LOW = 1
+
+
+class Tagged(msgspec.Struct, tag=True):
+    """A struct that is packed with its type."""
+
+    size: int = 1
+
+
+class Row(msgspec.Struct, array_like=True):
+    """A struct that is packed without names."""
+
+    size: int = 1
+
+
+class Short(msgspec.Struct, omit_defaults=True):
+    """A struct that is packed without what is usual."""
+
+    size: int = 1
+    other: str = ""
+
+
+class Renamed(msgspec.Struct, rename={"size": "s" * 40}):
+    """A struct whose keys are other than its fields."""
+
+    size: int = 1
+
+
+INTEGERS = st.sampled_from(
+    [each + more for power in range(65) for each in (2**power, -(2**power)) for more in (-1, 0, 1)]
+).filter(lambda each: -(2**63) <= each < 2**64)
+SIZES = st.sampled_from([0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536])
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | INTEGERS
+    | st.floats(allow_nan=True)
+    | st.text(max_size=20)
+    | SIZES.map(lambda size: "a" * size)
+    | SIZES.map(bytes)
+    | st.sampled_from([Level.LOW, Tagged(), Row(), Short(), Renamed(), np.float64(1.5), {"a": 1}])
+)
+NESTED = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=20).map(tuple)
+        | st.builds(Inner, inner, inner)
+        | st.builds(Named, inner)
+    ),
+    max_leaves=20,
+)
+ENCODE = msgspec.msgpack.Encoder(enc_hook=np.generic.item).encode
+
+
+@either
+@given(st.lists(NESTED, max_size=5))
+def test_values_are_packed_as_msgspec_packs_them(code: ModuleType, given: list[Any]) -> None:
+    packer = code.Packer(ENCODE)
+    expected = [ENCODE(each) for each in given]
+    bounds = array("Q", accumulate(map(len, expected), initial=0))
+    for _ in range(2):
+        assert packer.of(given) == (b"".join(expected), bounds.tobytes())
+
+
+@either
+def test_what_msgspec_does_not_pack_is_an_error(code: ModuleType) -> None:
+    packer = code.Packer(ENCODE)
+    with pytest.raises((TypeError, AttributeError)):
+        packer.of([(1, object())])
+    with pytest.raises(OverflowError):
+        packer.of([2**64])
+    with pytest.raises(UnicodeEncodeError):
+        packer.of(["\ud800"])
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(RecursionError):
+        packer.of([endless])
+    assert packer.of([Inner(1)])[0] == ENCODE(Inner(1))
+
+
 PATHS = ("at_s", "inner.count", "inner.rate", "many", "inner.count")
 FLOATS = st.none() | st.floats(width=32) | st.integers(-(2**60), 2**60)
 
@@ -124,6 +223,19 @@ def test_objects_of_several_classes_can_follow_each_other(code: ModuleType, data
         found = read.of(tuple(given))
         np.testing.assert_array_equal(found[0], [as_number(each.at_s) for each in given])
         np.testing.assert_array_equal(found[3], [as_number(each.many) for each in given])
+
+
+@either
+@given(st.data())
+def test_fields_of_objects_are_their_attributes(code: ModuleType, data: st.DataObject) -> None:
+    kinds = st.sampled_from([Slotted, Plain, Named])
+    given = data.draw(st.lists(st.builds(lambda kind, *of: kind(*of), kinds, st.builds(Inner), FLOATS)))
+    read = code.Fields(("at_s", "inner.count", "inner"))
+    for _ in range(2):
+        assert read.of(given) == [(each.at_s, each.inner.count, each.inner) for each in given]
+    assert code.Fields(()).of(given) == [()] * len(given)
+    with pytest.raises(AttributeError):
+        read.of([*given, object()])
 
 
 @either

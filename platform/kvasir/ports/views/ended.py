@@ -6,15 +6,15 @@ wait; columns are read in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Literal, Self, get_args, get_type_hints, overload
+from typing import Any, Literal, Self, get_type_hints, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvasir.core.figures import Numbers
+from kvasir.core.figures import Fields, Numbers
 from kvasir.core.values import contents
 from kvasir.ports.routing import CROSS_ROLE
 from kvasir.ports.views.packed import PackedRows
@@ -32,7 +32,6 @@ EndedColumn = Literal[
     "itl_s",
 ]
 
-_COLUMNS: tuple[EndedColumn, ...] = get_args(EndedColumn)
 _NUMBERS = Numbers(
     (
         "finished_s",
@@ -45,6 +44,7 @@ _NUMBERS = Numbers(
         "slo.itl_s",
     )
 )
+_NAMES = Fields(("outcome", "reason"))
 _FIELDS = get_type_hints(RequestSummary)
 # Summaries are packed without the names of their fields, which would be half of the bytes.
 _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgspec.msgpack.Decoder(
@@ -52,20 +52,63 @@ _SUMMARIES: msgspec.msgpack.Decoder[tuple[tuple[Any, ...], msgspec.Raw]] = msgsp
 )
 
 
+_KEPT = 9
+_FINISHED, _ARRIVAL, _FIRST, _PROMPT, _CACHED, _OUTPUT, _SLO_TTFT, _SLO_ITL, _FLAGS = range(_KEPT)
+"""Figures that are kept: those of _NUMBERS, and flags."""
+_WELL, _JUDGED, _CROSSED = 1, 2, 4
+"""Bits of the flags."""
+
+
 def _figures_of(summaries: Sequence[RequestSummary]) -> NDArray[np.float64]:
-    """Return a row for each of _COLUMNS. The definitions of SLO, TTFT and ITL are those of RequestSummary;
-    asking each summary for them takes several times as long."""
-    # A time that is not known is NaN.
-    finished, arrival, first, prompt, cached, output, slo_ttft, slo_itl = _NUMBERS.of(summaries)
-    outcomes = [each.outcome for each in summaries]
-    well = np.frombuffer(bytes([each == "ok" for each in outcomes]), np.bool_)
-    judged = np.frombuffer(bytes([each not in NOT_JUDGED for each in outcomes]), np.bool_)
-    crossed = np.frombuffer(bytes([each.reason == CROSS_ROLE for each in summaries]), np.bool_)
-    ttft, later = first - arrival, output - 1
-    itl = np.where(well & (later > 0), (finished - first) / np.maximum(later, 1), np.nan)
-    in_time = ~((ttft > slo_ttft) | (itl > slo_itl))
-    met = np.where(judged, well & in_time, np.nan)
-    return np.stack((finished, finished - arrival, prompt, cached, met, crossed, well, ttft, itl))
+    """Return what the columns are made of: a row for each of _NUMBERS, then one of flags. A time that is not
+    known is NaN. Columns are made when they are read, since they are read less often than requests end."""
+    made = np.empty((_KEPT, len(summaries)))
+    made[:-1] = _NUMBERS.of(summaries)
+    made[-1] = [
+        (_WELL if outcome == "ok" else 0)
+        | (0 if outcome in NOT_JUDGED else _JUDGED)
+        | (_CROSSED if reason == CROSS_ROLE else 0)
+        for outcome, reason in _NAMES.of(summaries)
+    ]
+    return made
+
+
+_Kept = Callable[[int], NDArray[np.float64]]
+"""Returns one of the figures that are kept."""
+
+
+def _flag(kept: _Kept, bit: int) -> NDArray[np.bool_]:
+    return (kept(_FLAGS).astype(np.uint8) & bit).astype(np.bool_)
+
+
+def _ttft(kept: _Kept) -> NDArray[np.float64]:
+    ttft: NDArray[np.float64] = kept(_FIRST) - kept(_ARRIVAL)
+    return ttft
+
+
+def _itl(kept: _Kept) -> NDArray[np.float64]:
+    later = kept(_OUTPUT) - 1
+    several = _flag(kept, _WELL) & (later > 0)
+    return np.where(several, (kept(_FINISHED) - kept(_FIRST)) / np.maximum(later, 1), np.nan)
+
+
+def _met(kept: _Kept) -> NDArray[np.float64]:
+    in_time = ~((_ttft(kept) > kept(_SLO_TTFT)) | (_itl(kept) > kept(_SLO_ITL)))
+    return np.where(_flag(kept, _JUDGED), _flag(kept, _WELL) & in_time, np.nan)
+
+
+# The definitions of SLO, TTFT and ITL are those of RequestSummary.
+_COLUMNS: dict[EndedColumn, Callable[[_Kept], NDArray[np.float64]]] = {
+    "finished_s": lambda kept: kept(_FINISHED),
+    "lasted_s": lambda kept: kept(_FINISHED) - kept(_ARRIVAL),
+    "prompt_tokens": lambda kept: kept(_PROMPT),
+    "cached_tokens": lambda kept: kept(_CACHED),
+    "slo_met": _met,
+    "cross_role": lambda kept: _flag(kept, _CROSSED).astype(np.float64),
+    "answered": lambda kept: _flag(kept, _WELL).astype(np.float64),
+    "ttft_s": _ttft,
+    "itl_s": _itl,
+}
 
 
 class EndedRequests(Sequence[RequestSummary]):
@@ -76,7 +119,7 @@ class EndedRequests(Sequence[RequestSummary]):
     __slots__ = ("_rows",)
 
     def __init__(self, capacity: int) -> None:
-        self._rows = PackedRows(capacity, len(_COLUMNS))
+        self._rows = PackedRows(capacity, _KEPT)
 
     @classmethod
     def of(cls, summaries: Iterable[RequestSummary]) -> Self:
@@ -107,7 +150,7 @@ class EndedRequests(Sequence[RequestSummary]):
         seconds, tokens of its prompt, whether it met its SLO (1, 0, or NaN if that is not judged), whether it
         was placed for CROSS_ROLE and whether it ended without an error (1 or 0), its TTFT and its mean ITL in
         seconds (NaN without any)."""
-        return self._rows.column(_COLUMNS.index(name))
+        return _COLUMNS[name](self._rows.column)
 
     def find(self, request_id: str) -> int | None:
         """Return the row of the latest request of that id, None if there is none."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvasir.core.figures import Packer
+
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=np.generic.item)
+_PACKER = Packer(_ENCODER.encode)
 _NAMED = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _Ring = TypeVar("_Ring", list[bytes], "array[int]", "array[float]")
 
@@ -59,13 +61,14 @@ class PackedRows:
         count = min(len(names), self._capacity)
         if not count:
             return
-        texts = list(map(_ENCODER.encode, zip(names[-count:], values[-count:], strict=True)))
-        ends = array("Q", accumulate(map(len, texts), initial=0))
-        self._write(self._blocks, [b"".join(texts)] * count)
+        block, bounds = _PACKER.of(list(zip(names[-count:], values[-count:], strict=True)))
+        ends = array("Q", bounds)
+        self._write(self._blocks, [block] * count)
         self._write(self._shared, [b""] * count if shared is None else list(shared[-count:]))
         self._write(self._begins, ends[:-1])
         self._write(self._ends, ends[1:])
-        self._write(self._hashes, array("q", map(hash, names[-count:])))
+        hashes = np.fromiter(map(hash, names[-count:]), np.int64, count)
+        self._write(self._hashes, array("q", hashes.tobytes()))
         for column, added in zip(self._columns, () if figures is None else figures, strict=True):
             items: array[float] = array("d", added[-count:].tobytes())
             self._write(column, items)
@@ -87,7 +90,8 @@ class PackedRows:
 
     def column(self, number: int) -> NDArray[np.float64]:
         """Return a copy of one figure of all rows, in their order."""
-        figures, oldest = np.array(self._columns[number]), self._oldest
+        # The view ends with the call: a ring that is seen from elsewhere could not grow.
+        figures, oldest = np.frombuffer(self._columns[number]), self._oldest
         return np.concatenate((figures[oldest:], figures[:oldest]))
 
     def find(self, name: str) -> int | None:

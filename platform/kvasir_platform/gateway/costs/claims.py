@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvasir.core.demand import WorkerStats
-from kvasir.core.figures import Numbers
+from kvasir.core.figures import Fields, Numbers
 from kvasir.ports.router import LostAttempt, RequestSummary
 from kvasir.ports.stores.costs import WorkSums
 from kvasir.telemetry.reasons import OK
@@ -107,24 +107,53 @@ class RequestKind(NamedTuple):
         return self[2:]
 
 
-kind_of = attrgetter("prefill_worker", "decode_worker", "tenant", "key", "model", "slo.name")
-"""The fields of a request's RequestKind."""
+_FACTS = Fields(
+    (
+        "prefill_worker",
+        "decode_worker",
+        "tenant",
+        "key",
+        "model",
+        "slo.name",
+        "routed_s",
+        "refused",
+        "outcome",
+        "lost",
+    )
+)
+OF_KIND = len(RequestKind._fields)
+"""So many facts of a request, the first ones, are the fields of its RequestKind."""
+_ROUTED, _REFUSED, _OUTCOME, _LOST = range(OF_KIND, OF_KIND + 4)
+
+Facts = tuple[Any, ...]
+"""What decides which claims a request has, other than its figures."""
 
 
-def reached(summary: RequestSummary) -> bool:
+def facts_of(summaries: Sequence[RequestSummary]) -> list[Facts]:
+    """Return the facts of each request. Read one by one, they take several times as long."""
+    return _FACTS.of(summaries)
+
+
+def reached(facts: Facts) -> bool:
     """Return whether the last attempt of a request has claims: it reached a worker."""
-    worker = summary.decode_worker or summary.prefill_worker
-    return worker is not None and summary.routed_s is not None and not summary.refused
+    worker = facts[1] or facts[0]
+    return worker is not None and facts[_ROUTED] is not None and not facts[_REFUSED]
+
+
+def lost_some(facts: Facts) -> bool:
+    """Return whether a request has attempts that ended before it did."""
+    return bool(facts[_LOST])
 
 
 def paired_claims(
     summaries: Sequence[RequestSummary],
+    facts: Sequence[Facts],
     kinds: Sequence[RequestKind],
     kind: NDArray[np.intp],
     workers: Mapping[str, WorkerStats],
 ) -> PairedClaims:
-    """Return the claims of the last attempts of requests that have some. `kind` says which of `kinds` each of
-    them is, and `workers` has what is known of each worker."""
+    """Return the claims of the last attempts of requests that have some, with their facts. `kind` says which
+    of `kinds` each of them is, and `workers` has what is known of each worker."""
     times, tokens = np.split(_FIGURES.of(summaries), [_TIMES])
     begin, end, done, first, moved, tier = times
     used, used_cached, generated, prompt, cached, sent, choices = tokens
@@ -163,7 +192,7 @@ def paired_claims(
         np.where(decodes, decoder_held * (moved + tier), held * tier),
         nothing,
     )
-    charged = np.array([each.outcome in CHARGED for each in summaries])
+    charged = np.frombuffer(bytes([each[_OUTCOME] in CHARGED for each in facts]), np.bool_)
     return PairedClaims(
         apart,
         Claims(begin, np.minimum(end, computed + moved), _charged(prefill, charged)),
@@ -206,9 +235,10 @@ def _charged(sums: tuple[Floats, ...], charged: NDArray[np.bool_]) -> tuple[Floa
 def claims_of(summary: RequestSummary, workers: Mapping[str, WorkerStats]) -> list[Claim]:
     """Return the claims of one request, those of its lost attempts first."""
     claims = list(lost_claims(summary, workers))
-    if reached(summary):
-        kind = RequestKind(*kind_of(summary))
-        apart, first, last = paired_claims([summary], [kind], np.zeros(1, np.intp), workers)
+    facts = facts_of([summary])
+    if reached(facts[0]):
+        kind = RequestKind(*facts[0][:OF_KIND])
+        apart, first, last = paired_claims([summary], facts, [kind], np.zeros(1, np.intp), workers)
         if apart.item(0):
             claims.append(first.claim(0, kind.prefiller or ""))
         claims.append(last.claim(0, kind.last))

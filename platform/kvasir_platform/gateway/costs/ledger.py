@@ -21,12 +21,15 @@ from kvasir.ports.router import RequestSummary, WorkerView
 from kvasir.ports.stores.costs import HOUR_S, CostBatch, CostGroup, WorkerHour, WorkSums
 from kvasir_platform.gateway.costs.busy import BusyTime, joined_spans
 from kvasir_platform.gateway.costs.claims import (
+    OF_KIND,
     Claim,
     Claims,
+    Facts,
     RequestKind,
     claims_of,
-    kind_of,
+    facts_of,
     lost_claims,
+    lost_some,
     paired_claims,
     reached,
 )
@@ -126,17 +129,22 @@ class CostLedger:
     def _divide(self) -> None:
         """Add the claims of the requests that ended since the last call."""
         undivided, self._undivided = self._undivided, []
-        for summary in undivided:
-            if summary.lost:
+        found: list[RequestSummary] = []
+        facts: list[Facts] = []
+        for summary, each in zip(undivided, facts_of(undivided), strict=True):
+            if lost_some(each):
                 for claim in lost_claims(summary, self._stats):
-                    self._add(claim, RequestKind(*kind_of(summary)).labels)
-        found = [summary for summary in undivided if reached(summary)]
+                    self._add(claim, RequestKind(*each[:OF_KIND]).labels)
+            if reached(each):
+                found.append(summary)
+                facts.append(each)
         if not found:
             return
         numbers: dict[tuple[Any, ...], int] = {}
-        kind = np.array([numbers.setdefault(kind_of(summary), len(numbers)) for summary in found])
+        places = [numbers.setdefault(each[:OF_KIND], len(numbers)) for each in facts]
+        kind = np.fromiter(places, np.intp, len(places))
         kinds = [RequestKind(*fields) for fields in numbers]
-        apart, first, last = paired_claims(found, kinds, kind, self._stats)
+        apart, first, last = paired_claims(found, facts, kinds, kind, self._stats)
         hour = int((last.end_s.max() + self._ahead_s) // HOUR_S) * HOUR_S
         within = first.begin_s + self._ahead_s >= hour
         sides = (
