@@ -1,7 +1,7 @@
 """Whether what a router executes for every request is compiled; `compiled.txt` says which modules that is.
 
-They are ordinary modules of Python, which run without a compiler too, in about a third more instructions for
-a short request (by hand).
+They are ordinary modules of Python, which run without a compiler too, in over a third more instructions for a
+short request (by hand).
 """
 
 from __future__ import annotations

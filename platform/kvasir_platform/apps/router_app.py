@@ -100,6 +100,16 @@ def edge_facts(deployment: Deployment, models: ModelTable) -> dict[str, EdgeFact
     return facts
 
 
+def warn_of_builds() -> None:
+    """Warn of what was not built, and runs as Python."""
+    if not native.IS_NATIVE:
+        log.warning("the native extension is not built; block hashes are computed in Python, which is slower")
+    if not is_compiled():
+        log.warning(
+            "the router is not compiled; it runs as Python, which takes more CPU time for each request"
+        )
+
+
 async def serve(
     deployment: Deployment,
     token: str | None,
@@ -109,12 +119,7 @@ async def serve(
     fast_path: bool = True,
 ) -> int:
     """Route and serve until SIGTERM or SIGINT, then drain. Return the exit status."""
-    if not native.IS_NATIVE:
-        log.warning("the native extension is not built; block hashes are computed in Python, which is slower")
-    if not is_compiled():
-        log.warning(
-            "the router is not compiled; it runs as Python, which takes more CPU time for each request"
-        )
+    warn_of_builds()
     dialers = build_dialers(deployment, token)
     teller = _teller(planner, token)
     parts = _parts(deployment)

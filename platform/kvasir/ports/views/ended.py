@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvasir.core.figures import Fields, Numbers
 from kvasir.core.values import contents
 from kvasir.ports.routing import CROSS_ROLE
-from kvasir.ports.views.packed import PackedRows
+from kvasir.ports.views.packed import Figures, PackedRows
 from kvasir.ports.views.summaries import NOT_JUDGED, RequestSummary
 
 EndedColumn = Literal[
@@ -73,39 +73,36 @@ def _figures_of(summaries: Sequence[RequestSummary]) -> NDArray[np.float64]:
     return made
 
 
-_Kept = Callable[[int], NDArray[np.float64]]
-"""Returns one of the figures that are kept."""
+def _flag(kept: Figures, bit: int) -> NDArray[np.bool_]:
+    flagged: NDArray[np.bool_] = kept(_FLAGS).astype(np.uint8) & bit != 0
+    return flagged
 
 
-def _flag(kept: _Kept, bit: int) -> NDArray[np.bool_]:
-    return (kept(_FLAGS).astype(np.uint8) & bit).astype(np.bool_)
-
-
-def _ttft(kept: _Kept) -> NDArray[np.float64]:
+def _ttft(kept: Figures) -> NDArray[np.float64]:
     ttft: NDArray[np.float64] = kept(_FIRST) - kept(_ARRIVAL)
     return ttft
 
 
-def _itl(kept: _Kept) -> NDArray[np.float64]:
+def _itl(kept: Figures) -> NDArray[np.float64]:
     later = kept(_OUTPUT) - 1
     several = _flag(kept, _WELL) & (later > 0)
     return np.where(several, (kept(_FINISHED) - kept(_FIRST)) / np.maximum(later, 1), np.nan)
 
 
-def _met(kept: _Kept) -> NDArray[np.float64]:
+def _met(kept: Figures) -> NDArray[np.float64]:
     in_time = ~((_ttft(kept) > kept(_SLO_TTFT)) | (_itl(kept) > kept(_SLO_ITL)))
     return np.where(_flag(kept, _JUDGED), _flag(kept, _WELL) & in_time, np.nan)
 
 
 # The definitions of SLO, TTFT and ITL are those of RequestSummary.
-_COLUMNS: dict[EndedColumn, Callable[[_Kept], NDArray[np.float64]]] = {
+_COLUMNS: dict[EndedColumn, Callable[[Figures], NDArray[Any]]] = {
     "finished_s": lambda kept: kept(_FINISHED),
     "lasted_s": lambda kept: kept(_FINISHED) - kept(_ARRIVAL),
     "prompt_tokens": lambda kept: kept(_PROMPT),
     "cached_tokens": lambda kept: kept(_CACHED),
     "slo_met": _met,
-    "cross_role": lambda kept: _flag(kept, _CROSSED).astype(np.float64),
-    "answered": lambda kept: _flag(kept, _WELL).astype(np.float64),
+    "cross_role": lambda kept: _flag(kept, _CROSSED),
+    "answered": lambda kept: _flag(kept, _WELL),
     "ttft_s": _ttft,
     "itl_s": _itl,
 }
@@ -150,7 +147,7 @@ class EndedRequests(Sequence[RequestSummary]):
         seconds, tokens of its prompt, whether it met its SLO (1, 0, or NaN if that is not judged), whether it
         was placed for CROSS_ROLE and whether it ended without an error (1 or 0), its TTFT and its mean ITL in
         seconds (NaN without any)."""
-        return _COLUMNS[name](self._rows.column)
+        return self._rows.column(_COLUMNS[name])
 
     def find(self, request_id: str) -> int | None:
         """Return the row of the latest request of that id, None if there is none."""

@@ -9,8 +9,8 @@ bytes, and a row becomes objects when it is read.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ from kvasir.core.figures import Packer
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=np.generic.item)
 _PACKER = Packer(_ENCODER.encode)
 _NAMED = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+Figures = Callable[[int], NDArray[np.float64]]
+"""Returns a view of the figures of one column, in no particular order of rows."""
 _Ring = TypeVar("_Ring", list[bytes], "array[int]", "array[float]")
 
 
@@ -88,11 +90,11 @@ class PackedRows:
         """Return the bytes that a row shares with others, b"" if it has none."""
         return self._shared[self._place(row)]
 
-    def column(self, number: int) -> NDArray[np.float64]:
-        """Return a copy of one figure of all rows, in their order."""
-        # The view ends with the call: a ring that is seen from elsewhere could not grow.
-        figures, oldest = np.frombuffer(self._columns[number]), self._oldest
-        return np.concatenate((figures[oldest:], figures[:oldest]))
+    def column(self, make: Callable[[Figures], NDArray[Any]]) -> NDArray[np.float64]:
+        """Return a figure of all rows, in their order, that is made of those that are kept. What `make` is
+        given are views, which it must not keep: a ring that is seen from elsewhere cannot grow."""
+        made, oldest = make(lambda number: np.frombuffer(self._columns[number])), self._oldest
+        return np.concatenate((made[oldest:], made[:oldest]), dtype=np.float64)
 
     def find(self, name: str) -> int | None:
         """Return the latest row with that name, None if there is none. Takes microseconds for thousands of

@@ -36,7 +36,7 @@ def test_the_newest_rows_are_those_of_a_list(capacity: int, batches: list[list[A
     assert len(kept) == len(newest)
     assert [msgspec.msgpack.decode(kept.value(row)) for row in range(len(kept))] == [row[1] for row in newest]
     assert [kept.shared(row) for row in range(len(kept))] == [row[2] for row in newest]
-    assert kept.column(0).tolist() == [row[3] for row in newest]
+    assert kept.column(lambda figures: figures(0)).tolist() == [row[3] for row in newest]
     latest = {row[0]: number for number, row in enumerate(newest)}
     assert {row[0]: kept.find(row[0]) for row in every} == {row[0]: latest.get(row[0]) for row in every}
 
