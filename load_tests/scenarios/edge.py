@@ -28,6 +28,7 @@ from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment, GatewaySpec, ModelSpec
 from kvasir.core.requests import FinishReason
 from kvasir_platform.gateway.start import make_gateway
+from load_tests.options import no_options
 from load_tests.report import Row, median, write
 
 STREAMS = 256
@@ -205,6 +206,7 @@ async def run(pipe: Connection, listen: socket.socket) -> list[Row]:
 
 def main() -> None:
     """Measure, write the report and print its table."""
+    no_options(__doc__)
     listen = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

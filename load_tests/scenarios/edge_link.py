@@ -27,6 +27,7 @@ from kvasir.config.spec.deployment import Deployment, GatewaySpec, ModelSpec
 from kvasir.core.requests import FinishReason
 from kvasir_platform.edge.edges import Edges
 from kvasir_platform.gateway.start import make_gateway, make_metrics, make_models
+from load_tests.options import no_options
 from load_tests.report import Row, median, write
 from load_tests.scenarios.edge import STREAMS, answer_at_once, body, client
 
@@ -188,6 +189,7 @@ def _late_client(pipe: Connection) -> None:
 
 def main() -> None:
     """Measure, write the report and print its table."""
+    no_options(__doc__)
     listen = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("spawn")
     (near, near_end), (far, far_end) = context.Pipe(), context.Pipe()

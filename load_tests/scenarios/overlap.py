@@ -168,10 +168,16 @@ async def run(lengths: list[int], chunks: list[int], pairs: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
-    parser.add_argument("--chunks", type=int, nargs="+", default=list(CHUNKS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of prompts of each kind ({PAIRS})")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=list(LENGTHS), help=f"of prompts, in tokens {LENGTHS}"
+    )
+    parser.add_argument(
+        "--chunks", type=int, nargs="+", default=list(CHUNKS), help=f"tokens of a prefill step {CHUNKS}"
+    )
     arguments = parser.parse_args()
     made = asyncio.run(run(arguments.lengths, arguments.chunks, arguments.pairs))
     print(write("overlap", "make bench-overlap", made))

@@ -25,6 +25,7 @@ from kvasir.native import IS_NATIVE, chain_hashes, root_hash
 from kvasir_platform.gateway.openai.calls import chat_call
 from kvasir_platform.gateway.openai.schema.decode import decode_chat
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
+from load_tests.options import no_options
 from load_tests.report import Row, median, write
 from load_tests.vocabulary import MERGED, large_model, sources, vocabulary_hash
 
@@ -177,6 +178,7 @@ def rss_mib() -> float:
 
 def main() -> None:
     """Measure, write the report and print its table."""
+    no_options(__doc__)
     if not IS_NATIVE:
         raise SystemExit("the native extension is not built; benchmarks need it")
     folder = large_model()

@@ -1,6 +1,7 @@
 """How soon a fault is named: a real Prometheus scrapes a fleet in real time, and each fault is injected once.
 
-    python -m load_tests.scenarios.alerts [--only NAME]
+    make bench-alerts
+    make bench-alerts ARGS='--only "cold cache"'
 
 The chart's alerts look back over minutes to a day, and wait for minutes. Here all windows and waits are 1/30
 of that, and Prometheus scrapes once a second, so that a fault takes a minute and not half an hour. The

@@ -2,6 +2,9 @@
 
 Under a load of streams whose every token is known beforehand. Network namespaces need root and iproute2;
 losses of releases start Ray, and some of them real engines.
+
+    make bench-cluster
+    make bench-cluster ARGS="--only cut,drain"
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 
 from kvasir.core.errors import RequestError
 from kvasir_platform.gateway.http.body import Body
+from load_tests.options import no_options
 from load_tests.report import Row, write
 from load_tests.vocabulary import large_model
 
@@ -45,6 +46,7 @@ ACCEPTED = (
 
 def main() -> None:
     """Measure, and write load_tests/reports/bounds.json."""
+    no_options(__doc__)
     rows = [*_body_rows(), *_arrival_rows(), *_mask_rows()]
     print(write("bounds", "make bench-bounds", rows))
 

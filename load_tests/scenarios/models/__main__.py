@@ -35,7 +35,9 @@ _CAUSE_CHARACTERS = 300
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="names of models, separated by commas")
     parser.add_argument("--parts", default="engines,up", help="engines, up, or both")
     parser.add_argument("--again", action="store_true", help="repeat what is kept")

@@ -55,10 +55,12 @@ _DISTINCT = 512
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="names of models, separated by commas")
     parser.add_argument("--modes", default="aggregated,apart", help="aggregated, apart, or both")
-    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--seed", type=int, default=11, help="of prompts and arrivals (11)")
     options = parser.parse_args()
     rows = {row.name: row for row in read(REPORTS / "truth.json")}
     for model in [name for name in options.only.split(",") if name] or _MODELS:
