@@ -44,7 +44,7 @@ _TOKEN = TOKEN.encode()
 _PATIENCE_S = 20.0
 _SETTLE_S = 1.0
 _PAUSE_S = 0.002
-_READ = 1 << 18
+_READ, _RECORD = 1 << 18, 4 << 10
 
 
 class BenchError(Exception):
@@ -112,11 +112,12 @@ class Conversation:
         return self._tail == _END
 
     def _received(self) -> bytes:
-        data = self.sock.recv(_READ)
-        if isinstance(self.sock, ssl.SSLSocket):
-            # Nothing polls for what is decrypted already.
-            while more := self.sock.pending():
-                data += self.sock.recv(more)
+        if not isinstance(self.sock, ssl.SSLSocket):
+            return self.sock.recv(_READ)
+        data = self.sock.recv(_RECORD)
+        # Nothing polls for what is decrypted already.
+        while more := self.sock.pending():
+            data += self.sock.recv(more)
         return data
 
 

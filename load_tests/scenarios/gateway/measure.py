@@ -90,9 +90,10 @@ def ttft(client: Child, system: System, samples: Samples, scale: float) -> None:
     samples.add(system.name, "ttft", client.ask(system.order("ttft", count=count)))
 
 
-def chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
-    """Streams that do not end, `deltas` of which get a token at the same time from each worker."""
-    streams = FEWER_STREAMS.get(deltas, STREAMS)
+def chunks(client: Child, system: System, deltas: int, scale: float, most: int = STREAMS) -> Figures:
+    """Streams that do not end, `deltas` of which get a token at the same time from each worker; at most
+    `most` of them."""
+    streams = min(most, FEWER_STREAMS.get(deltas, STREAMS))
     before: Figures = {}
     if system.regroup is not None:
         system.regroup(max(1, streams // system.decoding // deltas))

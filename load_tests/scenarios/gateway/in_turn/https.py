@@ -7,6 +7,7 @@ both uvloop and asyncio encrypt into memory.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from load_tests.scenarios.gateway.measure import (
     say,
     warm_up,
 )
+from load_tests.scenarios.gateway.pacing import TOKENS_PER_S
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import Child, ProcessError
 from load_tests.scenarios.gateway.rows import chunk_title
@@ -33,6 +35,8 @@ BEGINNING = "https, "
 """How the names of these rows begin."""
 MOST_RATIO = 1.0
 MEASURED = tuple(deltas for deltas in DELTAS_A_MESSAGE if deltas > 1)
+STREAMS = 256
+"""A client in Python decrypts for as long as the routers encrypt."""
 _NAME = "https"
 _SHORT = SIZES[0]
 _WARM_UP_SCALE = 0.3
@@ -73,7 +77,7 @@ def _round(client: Child, systems: dict[str, System], samples: Samples, scale: f
         samples.add(kind, _SHORT.name, client.ask(system.order("requests", size=_SHORT.name)))
     for deltas in MEASURED:
         for kind, system in systems.items():
-            samples.add(kind, chunk_name(deltas), chunks(client, system, deltas, scale))
+            samples.add(kind, chunk_name(deltas), chunks(client, system, deltas, scale, STREAMS))
 
 
 def rows_of(samples: Samples) -> list[Row]:
@@ -91,6 +95,9 @@ def _row(  # noqa: PLR0917 - a measurement by its fields
     value, spread = median(ours)
     ratio, ratios = _ratio(ours, theirs)
     note = f"peer: haproxy with TLS, the median of {len(ratios)} rounds' ratios"
+    if of == "tokens":
+        rate = statistics.median(each["tokens"] / each["wall_s"] for each in samples.of("ours", what))
+        note = f"{STREAMS} streams × {rate / STREAMS:.0f} of {TOKENS_PER_S:.0f} tok/s; {note}"
     return Row(
         f"{BEGINNING}{title}",
         value,
