@@ -15,7 +15,6 @@ MAX_RETRY_AFTER_S = 3600.0
 
 _FINAL = frozenset(
     (
-        "adapter_changed",
         "adapter_exists",
         "adapter_limit",
         "adapter_load_failed",
@@ -24,7 +23,6 @@ _FINAL = frozenset(
         "drain_timeout",
         "file_in_use",
         "http_version_not_supported",
-        "registration_refused",
         "request_timeout",
         "unsupported_transfer_encoding",
     )
