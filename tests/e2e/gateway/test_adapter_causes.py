@@ -99,7 +99,8 @@ async def test_names_and_places_are_given_once_and_what_runs_is_waited_for(folde
         )
         body = STREAM | {"model": "sql"}
         async with served.client.stream("POST", "/v1/completions", json=body) as answer:
-            await anext(answer.aiter_lines())
+            lines = answer.aiter_lines()
+            await anext(lines)
             late = error_of(await unload(served), "adapter_timeout")
             assert "`kvasir lora list` shows when it is done" in late
             # The stream ends with its client, and the adapter with it.

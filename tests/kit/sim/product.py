@@ -74,7 +74,7 @@ class Product:
 async def product(
     *,
     adapter_files: Callable[[], AdapterFileStore] = InventedAdapters,
-    models: Callable[[Deployment], ModelTable] = models_of,
+    table: Callable[[Deployment], ModelTable] = models_of,
     **fields: Any,
 ) -> AsyncIterator[Product]:
     """A product of one worker until the block ends; `fields` of its deployment are not the stand's."""
@@ -88,7 +88,7 @@ async def product(
         cluster.router,
         clock,
         make_metrics(deployment),
-        models(deployment),
+        table(deployment),
         rollouts=make_rollouts(deployment, clock, time.time),
         costs=make_costs(deployment, "router", clock, time.time),
     )
