@@ -14,7 +14,7 @@ from tests.kit.sim.product import STREAM, product
 
 from kvasir_platform.cli.main import main
 
-FAILED = 2
+KVASIR = (sys.executable, "-m", "kvasir_platform.cli.main")
 
 
 def error_in(printed: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ async def test_a_drain_that_takes_longer_than_it_may_says_how_to_wait_on_or_undo
     ):
         lines = answer.aiter_lines()
         await anext(lines)
-        assert await served.kvasir("-o", "json", "drain", served.worker, "--timeout", "0.2") == FAILED
+        assert await served.kvasir("-o", "json", "drain", served.worker, "--timeout", "0.2") == 1
         error = error_in(capsys.readouterr().out)
         assert error["code"] == "drain_timeout"
         assert f"kvasir drain {served.worker} --undo" in error["message"]
@@ -50,7 +50,7 @@ def test_what_cannot_work_as_configured_is_said_before_it_starts(
 ) -> None:
     spec = tmp_path / "kvasir.yaml"
     spec.write_text(f"gateway: {{api_keys_file: {tmp_path}}}\n")
-    assert main(["-o", "json", "keys", "list", "-f", str(spec)]) == FAILED
+    assert main(["-o", "json", "keys", "list", "-f", str(spec)]) == 2
     error = error_in(capsys.readouterr().out)
     assert error["code"] == "config_error"
     assert error["message"].startswith(f"gateway.api_keys_file {tmp_path}: ")
@@ -60,9 +60,8 @@ def test_what_cannot_work_as_configured_is_said_before_it_starts(
 def test_a_deployment_whose_model_cannot_be_downloaded_does_not_start(home: Path, tmp_path: Path) -> None:
     # Nobody listens on the discard port.
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "hub")}
-    missing = "model.source=my-org/none"
     up = subprocess.run(
-        [sys.executable, "-m", "kvasir_platform.cli.main", *"-o json up --port 0 --set".split(), missing],
+        [*KVASIR, "-o", "json", "up", "--port", "0", "--set", "model.source=my-org/none"],
         env={**os.environ, **nowhere},
         capture_output=True,
         text=True,
