@@ -75,8 +75,8 @@ CAUSED: dict[str, bytes] = {
 CAUSED_OPEN = {"origin_not_allowed", "too_many_client_connections"}
 FROM_ELSEWHERE = get("/v1/models", "Origin: https://elsewhere.example\r\n")
 
-#: What the router, a worker or a store says of a request, whatever a client sends. Another test causes each of
-#: them; here a scripted router says it, so that its answer and its stream are as the table says.
+#: What the router, a worker or a store says of a request, whatever a client sends. Another test causes each
+#: of them; here a scripted router says it, so that its answer and its stream are as the table says.
 PASSED_ON = frozenset(
     code for code, reason in REASONS.items() if reason.status >= 500 and code not in CAUSED
 ) | {"tenant_queue_full", "tenant_over_share", "request_too_large", "invalid_request"}
