@@ -22,6 +22,7 @@ from kvasir.config.spec.deployment import Deployment, TokenizerSpec
 from kvasir_platform.gateway.catalog.models import EdgeModel, ModelTable
 from kvasir_platform.gateway.prompt.tokenization import Encoding, ModelTokenizer, TokenizerPool
 from kvasir_platform.gateway.start import make_gateway, make_metrics
+from kvasir_router.shell import Router
 
 QUICK = POOL | {"engine": ENGINE | {"sim": {"decode_step_s": 0.001, "decode_step_per_seq_s": 0.0}}}
 MOST_WAITING = 256
@@ -82,7 +83,7 @@ async def test_long_prompts_beyond_those_that_wait_for_the_tokenizer_are_refused
 
 
 @asynccontextmanager
-async def apart() -> AsyncIterator[tuple[Linked, httpx.AsyncClient]]:
+async def apart() -> AsyncIterator[tuple[Linked, Router, httpx.AsyncClient]]:
     """A gateway and its router at two ends of a link, and a client of the gateway."""
     async with (
         product(pools=[QUICK]) as served,
@@ -96,18 +97,18 @@ async def apart() -> AsyncIterator[tuple[Linked, httpx.AsyncClient]]:
             listening(gateway) as (host, port, _),
             httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=WITHIN_S) as client,
         ):
-            yield both, client
+            yield both, served.cluster.router, client
 
 
 async def test_streams_of_an_edge_that_cannot_keep_up_end_and_it_goes_on() -> None:
-    async with apart() as (both, client):
+    async with apart() as (both, router, client):
         both.shorten()
         async with client.stream("POST", "/v1/completions", json=STREAM) as answer:
             lines = answer.aiter_lines()
             await anext(lines)
             both.hold()
             async with asyncio.timeout(WITHIN_S):
-                while both.core.router.in_flight:
+                while router.in_flight:
                     await asyncio.sleep(0.01)
             both.hold(holding=False)
             said = [line async for line in lines if line]
@@ -119,7 +120,7 @@ async def test_streams_of_an_edge_that_cannot_keep_up_end_and_it_goes_on() -> No
 
 
 async def test_streams_of_a_router_that_ended_end_with_it_and_later_calls_are_refused() -> None:
-    async with apart() as (both, client):
+    async with apart() as (both, _, client):
         async with client.stream("POST", "/v1/completions", json=STREAM) as answer:
             lines = answer.aiter_lines()
             await anext(lines)

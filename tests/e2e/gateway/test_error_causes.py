@@ -105,7 +105,7 @@ async def test_a_tenant_fills_its_part_of_the_queue_and_not_the_rest(tmp_path: P
     keys = tmp_path / "keys"
     names = ("red", "blue")
     keys.write_text("".join(f"{hashlib.sha256(name.encode()).hexdigest()} tenant={name}\n" for name in names))
-    fields = {
+    fields: dict[str, Any] = {
         "routing": {"max_queue": 8},
         "gateway": {**GATEWAY, "api_keys_file": str(keys)},
         "tenancy": {"tenants": [{"name": name} for name in names]},
