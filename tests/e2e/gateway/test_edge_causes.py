@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
-from tests.kit.gateway.edge_link import Linked, core_parts, elsewhere, linked
+from tests.kit.gateway.edge_link import Linked, core_parts, far_core, linked
 from tests.kit.gateway.http_edge import listening, models_of
 from tests.kit.sim.cells import SimCells
 from tests.kit.sim.product import ENGINE, GATEWAY, POOL, STREAM, WITHIN_S, error_of, product
@@ -91,7 +91,7 @@ async def apart() -> AsyncIterator[tuple[Linked, Router, httpx.AsyncClient]]:
     ):
         deployment = served.cluster.deployment
         gateway = make_gateway(
-            deployment, elsewhere(both), MonotonicClock(), make_metrics(deployment), models_of(deployment)
+            deployment, far_core(both), MonotonicClock(), make_metrics(deployment), models_of(deployment)
         )
         async with (
             listening(gateway) as (host, port, _),

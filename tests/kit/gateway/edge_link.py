@@ -134,7 +134,7 @@ async def linked(
         end.abort()
 
 
-def elsewhere(both: Linked) -> RemoteCore:
+def far_core(both: Linked) -> RemoteCore:
     """The core as a gateway at the other end of the link sees it."""
     link = both.link
     port: RequestPort = link.router

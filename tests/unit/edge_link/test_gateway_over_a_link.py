@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.kit.gateway.edge_link import SECRET, core_parts, elsewhere, linked
+from tests.kit.gateway.edge_link import SECRET, core_parts, far_core, linked
 from tests.kit.gateway.http_edge import models_of
 from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 from tests.kit.lab.gateway import metric
@@ -83,7 +83,7 @@ async def front(
         )  # fmt: skip
         core = replace(core, pages=CorePages(core.figures, pages))
     async with linked(core) as both:
-        behind = elsewhere(both) if far else router
+        behind = far_core(both) if far else router
         gateway = make_gateway(deployment, behind, MonotonicClock(), metrics, models_of(deployment))
         started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(gateway.serve(None, lambda *address: started.set_result(address)))
