@@ -73,10 +73,16 @@ def stacks(stack_registry: StackRegistry, group_ends: GroupEnds) -> Iterator[Sta
         stack_registry.stop()
 
 
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of which `stack` loads adapters."""
+    return tmp_path_factory.mktemp("adapters")
+
+
 @pytest.fixture(scope="module")
-def stack(stacks: StackRegistry, traces: Collector) -> Stack:
+def stack(stacks: StackRegistry, traces: Collector, adapters: Path) -> Stack:
     """The embedded default, prefill and decode apart, with an adapter and traces."""
-    return stacks.running(DEFAULT.replace("COLLECTOR", traces.address))
+    return stacks.running(DEFAULT.replace("COLLECTOR", traces.address).replace("ADAPTERS", str(adapters)))
 
 
 @pytest.fixture(scope="module")
