@@ -7,6 +7,7 @@ modules. `test_upgrade_in_place.py` replaces each process of a deployment.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -61,7 +62,8 @@ def prompts() -> Iterator[Ask]:
 
 
 async def assert_exact(fleet: Fleet, work: Sequence[Ask]) -> None:
-    outcomes = await closed_loop(fleet.address, work, STREAMS, fleet.clock)
+    async with asyncio.timeout(PATIENCE_S):
+        outcomes = await closed_loop(fleet.address, work, STREAMS, fleet.clock)
     assert len(outcomes) == len(work)
     assert [f"{each.error or each.finish} {each.detail}" for each in outcomes if not each.exact] == []
 
