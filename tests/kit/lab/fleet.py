@@ -11,7 +11,7 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,15 +179,20 @@ class Fleet:
         self.routers.append(router)
         return router
 
-    async def all_ready(self, router: LabRouter | None = None, within_s: float = _READY_S) -> float:
-        """Wait until a router (by default the first) has a session with every running worker; return the
-        seconds it took. Raise TimeoutError."""
+    async def all_ready(
+        self,
+        router: LabRouter | None = None,
+        within_s: float = _READY_S,
+        states: Sequence[str] = ("ready",),
+    ) -> float:
+        """Wait until a router (by default the first) has a session with every running worker, in one of these
+        states; return the seconds it took. Raise TimeoutError."""
         address = (router or self.routers[0]).address
         wanted = {w.address for w in self.workers if w.process is not None and w.process.alive}
 
         async def ready() -> bool:
             seen = await gateway.workers(address, self.key)
-            return all(at in seen and seen[at]["state"] == "ready" for at in wanted)
+            return all(at in seen and seen[at]["state"] in states for at in wanted)
 
         return await gateway.until(ready, within_s, f"all of {sorted(wanted)} ready", self.clock, 0.05)
 
@@ -196,7 +201,7 @@ class Fleet:
     async def _check(self) -> None:
         if not self.gateways() and self.pids():
             # Workers hold nothing for routers that are gone.
-            await self.all_ready(await self.add_router())
+            await self.all_ready(await self.add_router(), states=("ready", "draining"))
         await at_rest(self, self._rest_s)
         await self.before.check(self.clock)
 

@@ -104,9 +104,10 @@ class Running(Protocol):
 class Deployed(Running, Protocol):
     """A Fleet or the like. `gateways` are the addresses of the routers that run, by name."""
 
-    clock: Clock
-    key: str
-
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def key(self) -> str: ...
     def gateways(self) -> dict[str, str]: ...
 
 
