@@ -159,8 +159,8 @@ def _count_engines(home: Path) -> None:
 @contextlib.contextmanager
 def another_router(stack: Stack, folder: Path, **changes: Any) -> Iterator[Stack]:
     """A router of its own, with a gateway, in front of the workers of `stack`; `changes` are fields of the
-    deployment that differ. Its spec and its log are in `folder`. After a block that succeeds it must be at rest,
-    with the descriptors that it had."""
+    deployment that differ. Its spec and its log are in `folder`. After a block that succeeds it must be at
+    rest, with the descriptors that it had."""
     (running,) = [each.cmdline() for each in stack.processes() if "router_app" in command_line(each)]
     spec = json.loads((stack.home / "kvasir" / "deployment.json").read_text())
     workers = [f"{worker['pool']}={worker['address']}" for worker in stack.workers()]
