@@ -287,8 +287,8 @@ class SocketLane(Lane):
     Each delta is sent on the socket `fd` at once: `before`, the text as a JSON string, `after`; in HTTP's
     chunked coding if `chunked`. The connection also writes to the client through the event loop; `pending()`
     returns the bytes in its buffer, and the lane sends only while that is 0. Bytes that the socket does not
-    accept go to `write`, and so do all bytes unless `plain`: then `write` encrypts them. Tokens are measured
-    in `gaps`.
+    accept go to `write`. Tokens are measured in `gaps`.
+    Unless `plain`, all bytes go to `write`, which encrypts them.
 
     The lane is open from the start, unless the kernel has no SO_COOKIE to tell this socket from a later one
     with the same descriptor. A lane whose socket was closed sends nothing."""
