@@ -215,7 +215,7 @@ void SocketLane::send(const Piece &piece, Scratch &scratch) {
   const ssize_t sent = plain_ ? ::send(fd_, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
   const std::size_t left = frame.size() - static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
   if (!left) return;
-  // Python's transport encrypts or sends the rest, and handles a failed socket.
+  // Python's transport sends the rest, and handles a failed socket.
   const py::object write = write_;
   write(py::bytes(frame.data() + frame.size() - left, left));
 }
