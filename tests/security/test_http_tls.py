@@ -24,7 +24,8 @@ from kvasir.config.spec.deployment import GatewaySpec
 from kvasir.core.errors import ConfigError
 from kvasir.core.messages import WorkerFrame
 from kvasir.core.requests import Delta, StepBatch
-from kvasir.native import IS_NATIVE, Fan, Lane, StreamTokens
+from kvasir.native import IS_NATIVE, Fan, StreamTokens
+from kvasir.ports.router import Lane
 from kvasir.wire.codec import encode_to_router
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_platform.edge.address import shared
