@@ -58,8 +58,12 @@ def test_what_cannot_work_as_configured_is_said_before_it_starts(
 
 @pytest.mark.slow
 def test_a_deployment_whose_model_cannot_be_downloaded_does_not_start(home: Path, tmp_path: Path) -> None:
-    # Nobody listens on the discard port.
-    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    # Nobody listens on the discard port. An engine that ran in this process has set HF_HUB_OFFLINE.
+    nowhere = {
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HUB_OFFLINE": "0",
+    }
     up = subprocess.run(
         [*KVASIR, "-o", "json", "up", "--port", "0", "--set", "model.source=my-org/none"],
         env={**os.environ, **nowhere},
