@@ -7,9 +7,10 @@ commands as one JSON object per line and answers each with one:
     {"do": "requests", "address", "key", "pid", "size"} sends all requests of a size, in a closed loop
     {"do": "streams", "address", "key", "pid", "streams", "window_s"} runs streams that do not end
     {"do": "ttft", "address", "key", "pid", "count"} sends one request at a time
-An address is HOST:PORT, or https://HOST:PORT, whose certificate is not verified.
     {"do": "whole", "address", "key", "pid", "streams", "chars", "window_s"} keeps that many whole requests
     running, of prompts of that many characters
+
+An address is HOST:PORT, or https://HOST:PORT, whose certificate is not verified.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ both uvloop and asyncio encrypt into memory.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.kit.cluster.api_wire import certificate_for
 
@@ -80,37 +79,52 @@ def _round(client: Child, systems: dict[str, System], samples: Samples, scale: f
             samples.add(kind, chunk_name(deltas), chunks(client, system, deltas, scale, STREAMS))
 
 
+class _Figure(NamedTuple):
+    """A measurement, what of it is counted, and its row: the title, the unit of 1 / `scale` s of CPU, and the
+    highest ratio."""
+
+    what: str
+    of: str
+    title: str
+    unit: str
+    scale: float
+    most: float | None = None
+
+
+_FIGURES = (
+    _Figure(_SHORT.name, "count", f"request, {_SHORT.name}", "CPU s/1k", 1e3),
+    *(
+        _Figure(chunk_name(deltas), "tokens", chunk_title(deltas), "CPU µs", 1e6, MOST_RATIO)
+        for deltas in MEASURED
+    ),
+)
+
+
 def rows_of(samples: Samples) -> list[Row]:
     """Return a row of ours for each measurement, with HAProxy as its peer."""
-    rows = [_row(samples, _SHORT.name, "count", f"request, {_SHORT.name}", ("CPU s/1k", 1e3), None)]
-    aimed = partial(_row, samples, of="tokens", unit=("CPU µs", 1e6), most=MOST_RATIO)
-    return rows + [aimed(what=chunk_name(deltas), title=chunk_title(deltas)) for deltas in MEASURED]
+    return [_row(samples, each) for each in _FIGURES]
 
 
-def _row(  # noqa: PLR0917 - a measurement by its fields
-    samples: Samples, what: str, of: str, title: str, unit: tuple[str, float], most: float | None
-) -> Row:
-    name, scale = unit
-    ours, theirs = ([scale * each for each in samples.cpu(kind, what, of)] for kind in ("ours", "haproxy"))
+def _row(samples: Samples, figure: _Figure) -> Row:
+    ours, theirs = (
+        [figure.scale * each for each in samples.cpu(kind, figure.what, figure.of)]
+        for kind in ("ours", "haproxy")
+    )
     value, spread = median(ours)
-    ratio, ratios = _ratio(ours, theirs)
-    note = f"peer: haproxy with TLS, the median of {len(ratios)} rounds' ratios"
-    if of == "tokens":
-        rate = statistics.median(each["tokens"] / each["wall_s"] for each in samples.of("ours", what))
+    ratio, ratios = median([one / other for one, other in zip(ours, theirs, strict=True)])
+    note = f"peer: haproxy with TLS, the median of {len(ours)} rounds' ratios"
+    if figure.of == "tokens":
+        found = samples.of("ours", figure.what)
+        rate = statistics.median(each["tokens"] / each["wall_s"] for each in found)
         note = f"{STREAMS} streams × {rate / STREAMS:.0f} of {TOKENS_PER_S:.0f} tok/s; {note}"
     return Row(
-        f"{BEGINNING}{title}",
+        f"{BEGINNING}{figure.title}",
         value,
-        name,
+        figure.unit,
         "lower",
         peer=median(theirs)[0],
         ratio=ratio,
-        target_ratio=most,
+        target_ratio=figure.most,
         spread=spread,
-        note=f"{note}, {min(ratios):.2f} to {max(ratios):.2f}",
+        note=f"{note}, {ratios[0]:.2f} to {ratios[1]:.2f}",
     )
-
-
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, list[float]]:
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-    return median(ratios)[0], ratios
