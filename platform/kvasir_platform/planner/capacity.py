@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvasir.core.demand import WorkerStats
 from kvasir.core.requests import Role
@@ -71,6 +71,30 @@ class WorkerRates:
             kv_tokens=statistics.median(each.kv_tokens for each in workers),
             used_per_stream=sum(each.used_tokens for each in workers) / streams if streams else 0.0,
         )
+
+
+_FITTED = ("prefill_fixed_s", "prefill_token_s", "step_fixed_s", "step_stream_s")
+_RATES_S = 300.0
+"""Seconds over which fitted times are averaged: a router's fit follows the last seconds of a busy pool, with
+their errors, and a pool that followed those would start and stop replicas."""
+
+
+@dataclass(slots=True)
+class SteadyRates:
+    """The average fitted times of a pool, with exponentially decaying weights."""
+
+    _weight: float = 0.0
+    _times: tuple[float, ...] = (0.0,) * len(_FITTED)
+
+    def take(self, rates: WorkerRates, seconds: float) -> WorkerRates:
+        """Take the rates of the last `seconds`. Return them with the averages."""
+        self._weight = math.exp(-seconds / _RATES_S) * self._weight + seconds
+        share = seconds / self._weight
+        self._times = tuple(
+            average + share * (getattr(rates, name) - average)
+            for name, average in zip(_FITTED, self._times, strict=True)
+        )
+        return replace(rates, **dict(zip(_FITTED, self._times, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.requests import Role
 from kvasir_platform.planner.backtest import PRESSING, Backtest, ForecastChoice, LoadSample, SloLedger
-from kvasir_platform.planner.capacity import Capacity, SloTarget, WorkerRates, capacity, seats
+from kvasir_platform.planner.capacity import Capacity, SloTarget, SteadyRates, WorkerRates, capacity, seats
 from kvasir_platform.planner.demand import Interval, Mix
 from kvasir_platform.planner.forecast import Corrected, Predictor, Steady, predictors
 from kvasir_platform.planner.sizes import Bounds, TokenLoad, busy, needs, whole
@@ -130,6 +130,7 @@ class _Pool:
     window: DesiredWindow = field(default_factory=DesiredWindow)
     regrets: Regrets = field(default_factory=Regrets)
     brisk: float | None = None
+    rates: SteadyRates = field(default_factory=SteadyRates)
     capacity: Capacity | None = None
 
 
@@ -196,7 +197,7 @@ class Planner:
         for each in self._predictors:
             each.take(rate, seconds, horizon_s)
         self._learn(news, seconds, states)
-        self._measure(workers)
+        self._measure(workers, seconds)
         self._short = False
         look = _Look(interval, states, rate, horizon_s, now)
         parts = [part for role in self._rehearsals if (part := self._part(role, look)) is not None]
@@ -219,7 +220,7 @@ class Planner:
         missed = news.judged - news.met if had and (self._short or news.waiting) else 0
         self.ledger.take(news.judged, missed, seconds)
 
-    def _measure(self, workers: Sequence[WorkerStats]) -> None:
+    def _measure(self, workers: Sequence[WorkerStats], seconds: float) -> None:
         """Return the capacity of a replica of each pool; without replicas, the last known one."""
         for name, pool in self._pools.items():
             if self._embeds:
@@ -228,7 +229,7 @@ class Planner:
             rates = WorkerRates.of([each for each in workers if each.pool == name and each.serving])
             if rates is not None and self.mix.known:
                 pool.capacity = capacity(
-                    rates,
+                    pool.rates.take(rates, seconds),
                     self.mix,
                     self.rules.promise,
                     pool.rules.bounds.role,

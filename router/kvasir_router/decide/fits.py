@@ -20,7 +20,9 @@ def differ(one: Line, other: Line, scale: float, part: float) -> bool:
 
 
 class LinearFit:
-    """Exponentially weighted least squares of two non-negative numbers.
+    """Exponentially weighted least squares of two non-negative numbers. Where the best line would begin below
+    zero, as costs that grow with the square have it, it is the line from zero with the right total: one of
+    least squares would follow the largest measurements, and say too much of all others.
 
     `scale` is a typical number of units, which makes the two numbers comparable, both in seconds. The prior
     counts as much as `weight` measurements. `line` is the current estimate, of `fixed_s` and `per_unit_s`.
@@ -81,7 +83,7 @@ class LinearFit:
         determinant = a * c - b * b
         fixed, slope = (p * c - b * q) / determinant, (a * q - b * p) / determinant
         if fixed < 0.0:
-            fixed, slope = 0.0, max(0.0, q / c)
+            fixed, slope = 0.0, max(0.0, (self._sy * (self._sxx / b) + weight * slope_prior) / c)
         elif slope < 0.0:
             fixed, slope = max(0.0, p / a), 0.0
         self.fixed_s, self.per_unit_s = self.line = (fixed, slope / self._scale)

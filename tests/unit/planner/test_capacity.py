@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.core.demand import Traffic, WorkerStats
 from kvasir.core.requests import Role
-from kvasir_platform.planner.capacity import SloTarget, WorkerRates, capacity, seats
+from kvasir_platform.planner.capacity import SloTarget, SteadyRates, WorkerRates, capacity, seats
 from kvasir_platform.planner.demand import Interval, Mix
 
 RATES = WorkerRates(0.1, 0.001, 0.01, 0.001, kv_tokens=1_000_000.0, used_per_stream=0.0)
@@ -48,6 +48,32 @@ def test_the_typical_worker_is_the_one_in_the_middle() -> None:
     rates = WorkerRates.of(workers)
     assert rates is not None
     assert (rates.step_fixed_s, rates.used_per_stream) == (0.02, 150.0)
+
+
+def test_errors_of_fitted_times_average_out() -> None:
+    steady, found = SteadyRates(), []
+    for times in (1.5, 0.5) * 100:
+        found.append(steady.take(replace(RATES, step_stream_s=times * RATES.step_stream_s), 15.0))
+    assert found[0].step_stream_s == 1.5 * RATES.step_stream_s
+    assert found[-1].step_stream_s == pytest.approx(RATES.step_stream_s, rel=0.05)
+
+
+def test_times_that_stay_the_same_are_not_changed_by_averaging() -> None:
+    steady = SteadyRates()
+    assert {steady.take(RATES, seconds) for seconds in (5.0, 15.0, 0.1) * 50} == {RATES}
+
+
+def test_a_worker_that_became_slower_is_believed_within_minutes() -> None:
+    steady, slower = SteadyRates(), replace(RATES, prefill_token_s=2 * RATES.prefill_token_s)
+    for rates in (RATES,) * 400 + (slower,) * 60:
+        found = steady.take(rates, 15.0)
+    assert found.prefill_token_s == pytest.approx(slower.prefill_token_s, rel=0.05)
+
+
+def test_the_memory_that_streams_hold_is_that_of_the_moment() -> None:
+    steady = SteadyRates()
+    steady.take(RATES, 15.0)
+    assert steady.take(replace(RATES, used_per_stream=700.0), 15.0).used_per_stream == 700.0
 
 
 def test_prompts_are_computed_one_after_the_other() -> None:

@@ -417,6 +417,16 @@ def test_measurements_of_one_size_only_are_met_there() -> None:
     assert fit.fixed_s + 500 * fit.per_unit_s == pytest.approx(2.0, rel=0.05)
 
 
+def test_costs_that_grow_with_the_square_keep_their_total() -> None:
+    fit, tokens = LinearFit(0.0, 1e-6, 1024.0), (500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
+    took = [1e-4 * each + 1e-8 * each**2 for each in tokens]
+    for _ in range(100):
+        for units, seconds in zip(tokens, took, strict=True):
+            fit.observe(units, seconds)
+    assert fit.fixed_s == 0.0
+    assert sum(tokens) * fit.per_unit_s == pytest.approx(sum(took), rel=0.1)
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e3)), max_size=40))
 def test_no_measurement_makes_a_rate_negative(measurements: list[tuple[float, float]]) -> None:
     fit = LinearFit(0.01, 0.001, 1000.0)
