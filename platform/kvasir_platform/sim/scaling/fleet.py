@@ -348,14 +348,13 @@ class ScaledFleet:
         prompt = self._prompts.popleft()
         self._waiting_tokens -= prompt[1].prompt
         worker.busy = True
-        took = self._kind.prefill_s(prompt[1])
-        self._measured_s += took - self._kind.prefill_fixed_s
-        self._push(self.now + took, PREFILLED, worker, prompt)
+        self._push(self.now + self._kind.prefill_s(prompt[1]), PREFILLED, worker, prompt)
 
     def _prefilled(self, worker: _Worker, prompt: tuple[float, RequestShape]) -> None:
         worker.busy = False
         at, shape = prompt
         worker.hits += shape.prompt - shape.computed
+        self._measured_s += self._kind.prefill_s(shape) - self._kind.prefill_fixed_s
         traffic = self._traffic
         traffic["ended"] += 1
         traffic["prompt_tokens"] += shape.prompt
