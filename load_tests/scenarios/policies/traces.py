@@ -48,7 +48,7 @@ def mixed(seed: int, of_each: int = MIXED_OF_EACH) -> Workload:
     rng = Random(seed)
     requests: list[WorkloadRequest] = []
     for kind, shape in MIXED.items():
-        drawn = generate(reshaped(shape, requests=of_each), rng).with_blocks_of(TRACE_BLOCK_TOKENS)
+        drawn = generate(reshaped(shape, requests=of_each, block=TRACE_BLOCK_TOKENS), rng)
         requests += (
             replace(each, session=each.session and f"{kind}-{each.session}") for each in drawn.requests
         )
