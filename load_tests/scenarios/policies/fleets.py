@@ -31,8 +31,8 @@ from load_tests.scenarios.policies.traces import (
 )
 
 CACHED = 0.28
-"""The part of a trace's distinct blocks that the caches of a fleet hold together: what four nodes with 2 TB of
-CPU memory each hold of Mooncake's conversations."""
+"""The part of a trace's distinct blocks that the caches of a fleet hold together: what four nodes with 2 TB
+of CPU memory each hold of Mooncake's conversations."""
 WRONG_BY = 0.3
 """Standard deviation of the logarithm of what the router's prior rates are wrong by."""
 SEED = 1

@@ -85,6 +85,7 @@ def speeds_of(
     fleet: Fleet,
     contenders: Sequence[Contender],
     label: str,
+    *,
     known: Mapping[str, float],
     precision: float,
 ) -> dict[str, float]:
@@ -108,12 +109,13 @@ def compare(
     fleet: Fleet,
     contenders: Sequence[Contender],
     label: str,
+    *,
     targets: Targets,
     known: Mapping[str, float],
     precision: float = PRECISION,
 ) -> Table:
     """Compare the policies on one fleet."""
-    speeds = speeds_of(pool, fleet, contenders, label, known, precision)
+    speeds = speeds_of(pool, fleet, contenders, label, known=known, precision=precision)
     best = best_peer(speeds)
     common = COMMON * speeds[best or OURS]
     runs = {}

@@ -43,7 +43,6 @@ from load_tests.scenarios.policies.measure import (
     best_peer,
     compare,
     goodput_row,
-    say,
     speeds_of,
     tune,
 )
@@ -101,7 +100,9 @@ def quick(pool: ProcessPoolExecutor, trace: Path) -> Iterator[list[Row]]:
     grid, best = tune(pool, fleet, {"llm_d": {"prefix_weight": (3.0, 6.0)}}, "4 workers", QUICK_PRECISION)
     contenders = (*defaults((OURS, "llm_d", "round_robin")), *best)
     known = _per_worker(grid, fleet)
-    yield compare(pool, fleet, contenders, "4 workers", WHOLE, known, QUICK_PRECISION).rows
+    yield compare(
+        pool, fleet, contenders, "4 workers", targets=WHOLE, known=known, precision=QUICK_PRECISION
+    ).rows
     yield grid.rows
 
 
@@ -110,7 +111,7 @@ def measure(pool: ProcessPoolExecutor, args: argparse.Namespace) -> Iterator[lis
     if args.names:
         for workers in args.workers or SIZES:
             fleet, contenders = Fleet(args.trace, workers), defaults(args.names)
-            yield compare(pool, fleet, contenders, f"{workers} workers", WHOLE, {}).rows
+            yield compare(pool, fleet, contenders, f"{workers} workers", targets=WHOLE, known={}).rows
         return
     grid, best = tune(pool, Fleet(args.trace, TUNED_ON), GRIDS, f"{TUNED_ON} workers")
     known = _per_worker(grid, Fleet(args.trace, TUNED_ON))
@@ -118,7 +119,7 @@ def measure(pool: ProcessPoolExecutor, args: argparse.Namespace) -> Iterator[lis
     for workers in args.workers or SIZES:
         fleet = Fleet(args.trace, workers)
         contenders = (*defaults(POLICIES if workers <= ALL_UP_TO else NEAR), *best)
-        table = compare(pool, fleet, contenders, f"{workers} workers", WHOLE, known)
+        table = compare(pool, fleet, contenders, f"{workers} workers", targets=WHOLE, known=known)
         known |= _per_worker(table, fleet)
         if workers == TUNED_ON:
             strongest = _strongest(contenders, table.speeds)
@@ -128,14 +129,16 @@ def measure(pool: ProcessPoolExecutor, args: argparse.Namespace) -> Iterator[lis
         yield robustness(pool, args.trace, strongest, known)
     apart = Fleet(args.trace, 0, apart=APART)
     label = "{} prefill + {} decode".format(*APART)
-    yield compare(pool, apart, (*defaults(APART_NAMES), *best), label, SEPARATE, known).rows
+    contenders = (*defaults(APART_NAMES), *best)
+    yield compare(pool, apart, contenders, label, targets=SEPARATE, known=known).rows
     mixed = Fleet(None, 16, per_worker=MIXED_PER_WORKER)
-    yield compare(pool, mixed, (*defaults(MIXED_NAMES), *best), "mixed, 16 workers", Targets(), {}).rows
+    contenders = (*defaults(MIXED_NAMES), *best)
+    yield compare(pool, mixed, contenders, "mixed, 16 workers", targets=Targets(), known={}).rows
     if args.azure is not None:
         azure = Fleet(args.azure, 16, per_worker=AZURE_PER_WORKER)
         tuned = tuple(each for each in best if each.policy in WITHOUT_PREFIXES)
         contenders = (*defaults(WITHOUT_PREFIXES), *tuned)
-        yield compare(pool, azure, contenders, "Azure, 16 workers", Targets(), {}).rows
+        yield compare(pool, azure, contenders, "Azure, 16 workers", targets=Targets(), known={}).rows
 
 
 def robustness(
@@ -148,9 +151,9 @@ def robustness(
         "halves of the trace swapped": Fleet(path, 16, swapped=True),
     }
     rows = []
-    for label, fleet in variants.items():
-        label = f"16 workers, {label}"
-        speeds = speeds_of(pool, fleet, (*defaults((OURS,)), *peers), label, known, PRECISE)
+    for change, fleet in variants.items():
+        label, contenders = f"16 workers, {change}", (*defaults((OURS,)), *peers)
+        speeds = speeds_of(pool, fleet, contenders, label, known=known, precision=PRECISE)
         best = best_peer(speeds)
         beside = ", ".join(each.name for each in peers)
         note = f"beside {beside}; the best is {best}; {memory_note(fleet)}"

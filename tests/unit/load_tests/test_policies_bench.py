@@ -1,4 +1,4 @@
-"""The comparison of policies: memory from the trace, prior rates that are wrong, grids, and the mixed trace."""
+"""The comparison of policies: memory, prior rates that are wrong, grids, and the mixed trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_memory_is_cut_from_below_devices_first_and_never_under_a_request() -> N
     assert (roomy.device_blocks, roomy.cpu_blocks) == (NODE.device_blocks, NODE.cpu_blocks)
 
 
-def test_a_replay_knows_no_more_of_the_trace_than_production(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_knows_no_more_of_the_trace_than_production() -> None:
     fleet = Fleet(None, 2, requests=40)
     played = setting(fleet, 1.0)
     assert played.expected_output_tokens == GatewaySpec().default_max_tokens
@@ -69,9 +69,7 @@ def test_a_replay_knows_no_more_of_the_trace_than_production(monkeypatch: pytest
     assert believed.prefill_token_s != pytest.approx(rates_of(identity).prefill_token_s, rel=1e-3)
 
 
-def test_rates_are_wrong_by_the_same_factors_for_all_policies_of_a_fleet_and_by_others_with_another_seed() -> (
-    None
-):
+def test_rates_are_wrong_by_the_same_factors_for_every_worker_and_policy_of_one_seed() -> None:
     identities = [NODE.identity(name, role) for name, role in (("a", Role.PREFILL), ("b", Role.DECODE))]
     first, again, other = wrong_rates(1), wrong_rates(1), wrong_rates(2)
     rates = [book.join(each.worker_id, each) for book in (first, again) for each in identities]
