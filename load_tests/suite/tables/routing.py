@@ -89,7 +89,7 @@ POLICIES = Scenario(
     ),
     (*DECISION, "router/kvasir_router/fleet/**/*.py", *SIMULATION, *measuring("scenarios/policies/*.py")),
     lines=MODULE,
-    minutes=60,
+    minutes=45,
     arguments=("{trace}", "--azure", "{azure}"),
     needs=("trace", "azure"),
 )
