@@ -17,14 +17,17 @@ from kvasir_platform.workload.shapes import PRESETS, WorkloadShape, reshaped
 
 MIXED_OF_EACH = 4_000
 """Requests of each kind in the mixed trace."""
+_CHANGES: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "chat": {"prompt": LogNormalLength(300, 2_000), "turns": 8.0, "context": 32_768},
+        "rag": {"prefixes": 4_000, "prefix": 12_288, "zipf": 0.8},
+        "agents": {"prompt": LogNormalLength(800, 4_000), "think": 5.0},
+    }
+)
 MIXED: Mapping[str, WorkloadShape] = MappingProxyType(
     {
         name: reshaped(PRESETS[name].shape, rate=1.0, duration=2.0 * MIXED_OF_EACH, **changes)
-        for name, changes in {
-            "chat": {"prompt": LogNormalLength(300, 2_000), "turns": 8.0, "context": 32_768},
-            "rag": {"prefixes": 4_000, "prefix": 12_288, "zipf": 0.8},
-            "agents": {"prompt": LogNormalLength(800, 4_000), "think": 5.0},
-        }.items()
+        for name, changes in _CHANGES.items()
     }
 )
 """The presets with more and longer documents, messages and results of tools, as the caches of these workers

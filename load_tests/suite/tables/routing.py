@@ -116,6 +116,7 @@ SIMULATOR = Scenario(
     ),
     (
         *DECISION,
+        "router/kvasir_router/fleet/**/*.py",
         *SIMULATION,
         "platform/kvasir_platform/capacity/search.py",
         *measuring("scenarios/simulator/*.py"),
