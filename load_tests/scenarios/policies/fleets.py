@@ -113,8 +113,14 @@ def perturbed(rates: CostRates, rng: Rng, sigma: float = WRONG_BY) -> CostRates:
     """Each rate of a worker times a factor whose logarithm is normal with mean 0. Links stay."""
     cpu, disk, remote = _wrong(rates.tier_fixed_s, rng, sigma)
     cpu_byte, disk_byte, remote_byte = _wrong(rates.tier_byte_s, rng, sigma)
+    prefill, token, step, stream, transfer, byte = _wrong(rates[:6], rng, sigma)
     return CostRates(
-        *_wrong(rates[:6], rng, sigma),
+        prefill_fixed_s=prefill,
+        prefill_token_s=token,
+        step_fixed_s=step,
+        step_stream_s=stream,
+        transfer_fixed_s=transfer,
+        transfer_byte_s=byte,
         tier_fixed_s=(cpu, disk, remote),
         tier_byte_s=(cpu_byte, disk_byte, remote_byte),
         links=rates.links,
