@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 from tests.kit.gateway.otlp_collector import Collector, collector
-from tests.kit.lab.invariants import invariant_violations
 from tests.kit.shared.deployments import DEFAULT, OPERATOR, SEVERAL_MODELS, StackRegistry, speaking
-from tests.kit.stack import Stack, start_stack
+from tests.kit.stack import Stack, check_rest, start_stack
 from tests.kit.suite.schedule import GroupEnds
-
-REST_S = 30.0
 
 
 @pytest.fixture(scope="session")
@@ -73,10 +70,16 @@ def stacks(stack_registry: StackRegistry, group_ends: GroupEnds) -> Iterator[Sta
         stack_registry.stop()
 
 
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of which `stack` loads adapters."""
+    return tmp_path_factory.mktemp("adapters")
+
+
 @pytest.fixture(scope="module")
-def stack(stacks: StackRegistry, traces: Collector) -> Stack:
+def stack(stacks: StackRegistry, traces: Collector, adapters: Path) -> Stack:
     """The embedded default, prefill and decode apart, with an adapter and traces."""
-    return stacks.running(DEFAULT.replace("COLLECTOR", traces.address))
+    return stacks.running(DEFAULT.replace("COLLECTOR", traces.address).replace("ADAPTERS", str(adapters)))
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +108,3 @@ def invariants(request: pytest.FixtureRequest, running_stacks: list[Stack]) -> I
     if request.node.get_closest_marker("stops_stack") is None:
         for running in running_stacks:
             check_rest(running)
-
-
-def check_rest(running: Stack) -> None:
-    """Wait until the stack is at rest, unless the test stopped it; fail with what remains."""
-    left = ["its gateway does not answer"]
-
-    def at_rest() -> bool:
-        if running.ended:
-            return True
-        left[:] = invariant_violations(running.page("/status").json(), running.page("/metrics").text)
-        return not left
-
-    try:
-        running.wait_until(at_rest, REST_S, "rest")
-    except pytest.fail.Exception:
-        pytest.fail(f"after the test there remain: {'; '.join(left)}")

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from tests.kit.cluster.api_server import SLICES, ApiServer, api_server
 from tests.kit.cluster.slices import Pod, endpoint_slice
 from tests.kit.gateway.api_requests import Rule
 from tests.kit.lab import gateway
+from tests.kit.lab.invariants import ends_at_rest
 from tests.kit.lab.processes import LabProcess, Processes
 from tests.kit.lab.stream import Ask, complete, open_stream
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.load.loader import load
+from kvasir.ports.clock import Clock
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 60.0
@@ -38,6 +40,15 @@ class Cluster:
     processes: Processes
     port: int
     address: str = ""
+    clock: Clock = field(default_factory=MonotonicClock)
+    key: str = ""
+    started: list[LabProcess] = field(default_factory=list)
+
+    def pids(self) -> dict[str, int]:
+        return {each.name: each.pid for each in self.started if each.alive}
+
+    def gateways(self) -> dict[str, str]:
+        return {"router": self.address}
 
     @property
     def spec(self) -> list[str]:
@@ -60,11 +71,15 @@ class Cluster:
         argv = [sys.executable, "-m", "kvasir_platform.apps.worker_node", "--deployment", str(file)]
         argv += ["--pool", pool, "--port", str(self.port)]
         process, _ = await self.processes.start_ready(f"worker-{host}", argv, "serving")
+        self.started.append(process)
         return process
 
     async def start_router(self) -> None:
         argv = [sys.executable, "-m", "kvasir_platform.apps.router_app", "--deployment"]
-        _, said = await self.processes.start_ready("router", [*argv, str(self.write("router"))], "listening")
+        process, said = await self.processes.start_ready(
+            "router", [*argv, str(self.write("router"))], "listening"
+        )
+        self.started.append(process)
         self.address = said["address"]
 
     def put(self, pool: str, *pods: Pod) -> None:
@@ -109,7 +124,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def test_streams_and_members_outlive_the_api_server_and_workers_come_and_go_by_slices(
     cluster: Cluster,
 ) -> None:
-    clock = MonotonicClock()
     cluster.put("prefill", Pod("p-0", "127.0.0.2"))
     cluster.put("decode", Pod("d-0", "127.0.0.3"))
     await asyncio.gather(
@@ -119,6 +133,12 @@ async def test_streams_and_members_outlive_the_api_server_and_workers_come_and_g
     )
     await cluster.until_workers({"127.0.0.2": "ready", "127.0.0.3": "ready"})
 
+    async with ends_at_rest(cluster):
+        await outlives(cluster)
+
+
+async def outlives(cluster: Cluster) -> None:
+    clock = cluster.clock
     stream = await open_stream(cluster.address, Ask(tuple(range(10, 80)), 200), clock)
     await stream.begun.wait()
     cluster.server.stop()

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from tests.kit.engines.tier_blocks import Lines
+from tests.kit.suite.versions import NoPreviousVersion, Version, previous_version
 
 from kvasir.clock import MonotonicClock
 from kvasir.core.identity import KvLayout, WorkerIdentity
@@ -286,3 +287,14 @@ async def bench(make_bench: Callable[[Clock], Bench]) -> AsyncIterator[Bench]:
     made = make_bench(MonotonicClock())
     yield made
     await made.close()
+
+
+@pytest.fixture(scope="session")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Version:
+    """The previous version with other messages."""
+    try:
+        found = previous_version(tmp_path_factory.mktemp("previous"))
+    except NoPreviousVersion as reason:
+        pytest.skip(str(reason))
+    found.check()
+    return found

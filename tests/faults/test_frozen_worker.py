@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.lab.processes import LabProcess, Processes
+from tests.kit.lab.fleet import Fleet, LabWorker, Layout
 
+from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import WorkerSpec
 from kvasir.core.messages import Abort, SetDraining
 from kvasir_platform.sim.stories import small_deployment
@@ -19,25 +18,13 @@ from kvasir_router.sessions.session import SessionInterrupted, SessionLimits, Se
 
 pytestmark = pytest.mark.slow
 
-StartWorker = Callable[[], Awaitable[tuple[LabProcess, str]]]
-
 
 @pytest.fixture
-async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
-    """Starts a worker process with a simulated engine; gives it and its address."""
-    processes = Processes(tmp_path)
-
-    async def start() -> tuple[LabProcess, str]:
-        spec = small_deployment(0, 0, 1, "never").model_copy(update={"worker": WorkerSpec()})
-        document = spec.model_dump(mode="json") | {"discovery": {"kind": "static", "endpoints": ["both=x:1"]}}
-        file = tmp_path / "worker.yaml"
-        file.write_text(json.dumps(document))
-        argv = [sys.executable, "-m", "kvasir_platform.apps.worker_node", "--deployment", str(file)]
-        process, said = await processes.start_ready("worker", [*argv, "--pool", "both"], "serving")
-        return process, str(said["address"])
-
-    yield start
-    await processes.close()
+async def worker(tmp_path: Path) -> AsyncIterator[LabWorker]:
+    """A worker process with a simulated engine, which holds nothing for routers that a test has closed."""
+    spec = small_deployment(0, 0, 1, "never").model_copy(update={"worker": WorkerSpec()})
+    async with Fleet(tmp_path, spec, Layout({"both": 1}, routers=0), clock=MonotonicClock()) as fleet:
+        yield fleet.workers[0]
 
 
 def kinds(router: Any) -> list[type]:
@@ -45,19 +32,18 @@ def kinds(router: Any) -> list[type]:
 
 
 async def test_a_frozen_worker_is_noticed_by_its_silence_and_resumes_its_stream_when_it_thaws(
-    start_worker: StartWorker, bench: Any
+    worker: LabWorker, bench: Any
 ) -> None:
-    worker, address = await start_worker()
-    router = bench.router(GrpcDialer(None), address, limits=SessionLimits())
+    router = bench.router(GrpcDialer(None), worker.address, limits=SessionLimits())
     await router.ready()
     router.session.send(bench.submit(("a", 1, 200)))
     await router.until(lambda: len(router.tokens.get("a", ())) > 20)
-    assert (await worker.freeze()).state == "T"
+    assert (await worker.running.freeze()).state == "T"
     await router.until(lambda: SessionInterrupted in kinds(router))
     assert router.told()[-1].reason == "no frame for 1.5 s"
     router.session.send(SetDraining(True, "frozen"))
     await bench.clock.sleep(3.0)
-    await worker.thaw()
+    await worker.running.thaw()
     await router.ready(2)
     await router.ended("a")
     assert len(router.tokens["a"]) == 200
@@ -66,17 +52,16 @@ async def test_a_frozen_worker_is_noticed_by_its_silence_and_resumes_its_stream_
 
 
 async def test_a_worker_that_thaws_after_the_window_gets_a_clean_session(
-    start_worker: StartWorker, bench: Any
+    worker: LabWorker, bench: Any
 ) -> None:
-    worker, address = await start_worker()
-    router = bench.router(GrpcDialer(None), address, limits=SessionLimits(resume_window_s=2.0))
+    router = bench.router(GrpcDialer(None), worker.address, limits=SessionLimits(resume_window_s=2.0))
     await router.ready()
     router.session.send(bench.submit(("a", 1, 4000)))
     await router.until(lambda: len(router.tokens.get("a", ())) > 20)
-    await worker.freeze()
+    await worker.running.freeze()
     await router.until(lambda: SessionLost in kinds(router))
     known = len(router.tokens["a"])
-    await worker.thaw()
+    await worker.running.thaw()
     await router.ready(2)
     router.session.send(bench.submit(("b", 1, 20)))
     router.session.send(Abort(("a",)))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.kit.lab.processes import Processes, descriptors, proc_state, resident_bytes
 
@@ -89,3 +90,15 @@ async def test_close_reaps_frozen_and_stubborn_processes(tmp_path: Path) -> None
     await started[0].freeze()
     await processes.close(0.2)
     assert [proc_state(each.pid) for each in started] == ["", ""]
+
+
+async def test_close_tells_of_a_process_that_outlives_the_one_that_started_it(tmp_path: Path) -> None:
+    processes = Processes(tmp_path)
+    program = f"import subprocess\nsubprocess.Popen(['sleep', '61'], start_new_session=True)\n{POLITE}"
+    process, _ = await processes.start_ready("parent", python(program), "serving")
+    (left,) = psutil.Process(process.pid).children()
+    try:
+        with pytest.raises(RuntimeError, match="sleep"):
+            await processes.close()
+    finally:
+        left.kill()

@@ -17,10 +17,12 @@ def socket_lane(
     before: bytes = b"",
     after: bytes = b"",
     chunked: bool = False,
+    plain: bool = True,
 ) -> SocketLane:
     """A lane into `fd` whose token gaps are measured in `gaps`."""
     return SocketLane(
         fd=fd,
+        plain=plain,
         pending=pending,
         write=write,
         before=before,

@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from tests.kit.lab.invariants import REST_S, SPARE_DESCRIPTORS, invariant_violations
+from tests.kit.lab.processes import descriptors
 from tests.kit.processes import command_line, lives
 from tests.kit.suite.started import count_start
 
@@ -157,7 +159,8 @@ def _count_engines(home: Path) -> None:
 @contextlib.contextmanager
 def another_router(stack: Stack, folder: Path, **changes: Any) -> Iterator[Stack]:
     """A router of its own, with a gateway, in front of the workers of `stack`; `changes` are fields of the
-    deployment that differ. Its spec and its log are in `folder`."""
+    deployment that differ. Its spec and its log are in `folder`. After a block that succeeds it must be at
+    rest, with the descriptors that it had."""
     (running,) = [each.cmdline() for each in stack.processes() if "router_app" in command_line(each)]
     spec = json.loads((stack.home / "kvasir" / "deployment.json").read_text())
     workers = [f"{worker['pool']}={worker['address']}" for worker in stack.workers()]
@@ -177,10 +180,30 @@ def another_router(stack: Stack, folder: Path, **changes: Any) -> Iterator[Stack
             30.0,
             "all workers in use",
         )
+        began = descriptors(process.pid)
         yield made
+        check_rest(made)
+        most = began + SPARE_DESCRIPTORS
+        made.wait_until(lambda: descriptors(process.pid) <= most, REST_S, "descriptors of the router")
     finally:
         process.terminate()
         process.wait(timeout=30)
+
+
+def check_rest(running: Stack) -> None:
+    """Wait until the stack is at rest, unless the test stopped it; fail with what remains."""
+    left = ["its gateway does not answer"]
+
+    def at_rest() -> bool:
+        if running.ended:
+            return True
+        left[:] = invariant_violations(running.page("/status").json(), running.page("/metrics").text)
+        return not left
+
+    try:
+        running.wait_until(at_rest, REST_S, "rest")
+    except pytest.fail.Exception:
+        pytest.fail(f"after the test there remain: {'; '.join(left)}")
 
 
 def _listening(log: Path) -> str | None:

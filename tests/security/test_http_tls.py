@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import ssl
 import time
@@ -17,10 +18,15 @@ from typing import Any
 import pytest
 from load_tests.scenarios.scorecard.clients.http_cases import CASES, canary, read_answer
 from tests.kit.gateway.http_edge import Edge, serving
+from tests.kit.gateway.scripted_router import ScriptedStream
 
 from kvasir.config.spec.deployment import GatewaySpec
 from kvasir.core.errors import ConfigError
-from kvasir.native import IS_NATIVE
+from kvasir.core.messages import WorkerFrame
+from kvasir.core.requests import Delta, StepBatch
+from kvasir.native import IS_NATIVE, Fan, StreamTokens
+from kvasir.ports.router import Lane
+from kvasir.wire.codec import encode_to_router
 from kvasir_platform.cluster.certificates import Authority
 from kvasir_platform.edge.address import shared
 
@@ -93,6 +99,19 @@ async def connected(
         writer.transport.abort()
 
 
+def lane_of(stream: ScriptedStream) -> tuple[Fan, Lane]:
+    """The stream's lane, and a worker's lanes of which it is the only one, as `leg`."""
+    lane = stream.sink.lane(stream.request.request_id)
+    assert lane is not None
+    fan = Fan()
+    fan.add("w", "leg", StreamTokens(), lane)
+    return fan, lane
+
+
+def message(offset: int, text: str) -> bytes:
+    return encode_to_router(WorkerFrame(1, 0, StepBatch((Delta("leg", offset, (7,), text),))))
+
+
 def serial(writer: asyncio.StreamWriter) -> str:
     return str(writer.get_extra_info("peercert")["serialNumber"])
 
@@ -122,19 +141,36 @@ async def test_older_versions_of_tls_are_refused(tmp_path: Path, minimum: str, w
 
 
 @pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
-async def test_no_token_goes_straight_into_the_socket_under_tls(tmp_path: Path) -> None:
-    async with secure(tmp_path) as server, connected(server) as (_, writer):
+async def test_what_a_lane_sends_over_tls_arrives_in_order(tmp_path: Path) -> None:
+    async with secure(tmp_path) as server, connected(server) as (reader, writer):
         writer.write(post(STREAM))
         stream = await server[0].router.submitted(1)
         stream.emit("a")
-        assert stream.sink.lane(stream.request.request_id) is None
-    async with serving() as edge:
-        _, writer = await asyncio.open_connection(edge.host, edge.port)
+        fan, lane = lane_of(stream)
+        assert fan.take("w", message(0, "b"), 1.0)[0] == []
+        assert lane.open
+        stream.emit("c")
+        stream.finish()
+        answer = await read_answer(reader)
+        assert re.findall(rb'"content":"(\w)"', answer.body) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="the twin opens no lane")
+async def test_a_client_over_tls_that_does_not_read_gets_no_more_from_its_lane(tmp_path: Path) -> None:
+    async with (
+        secure(tmp_path, stream_buffer_bytes=8192) as server,
+        connected(server, limit=1) as (_, writer),
+    ):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(post(STREAM))
-        stream = await edge.router.submitted(1)
+        stream = await server[0].router.submitted(1)
         stream.emit("a")
-        assert stream.sink.lane(stream.request.request_id) is not None
-        writer.transport.abort()
+        (fan, lane), sent = lane_of(stream), 0
+        while fan.take("w", message(sent, "x" * 1000), 1.0)[0] == []:
+            sent += 1
+            assert sent < 20_000, "the lane of a client that does not read grows without bound"
+            await asyncio.sleep(0)
+        assert not lane.open
 
 
 async def test_a_stream_over_tls_is_whole_and_its_client_leaving_is_noticed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ decisions, the console and Prometheus. Client, systems and workers share the mac
 under test is compared. Rows of `console` are the CPU of its pages for many workers and streams, and the time
 until a browser (Debian's package `chromium`) shows its first view. Rows of `fleet` are the CPU of a router
 whose workers have no requests, and for how long streams wait while the metrics of many workers are rendered.
+Rows of `https` are chunks to clients over TLS.
 
     make bench-gateway
     make bench-gateway ARGS="--quick"                 a look; writes no report
@@ -19,6 +20,7 @@ whose workers have no requests, and for how long streams wait while the metrics 
     make bench-gateway ARGS="--only path"             likewise, those of requests, chunks, TTFT and memory
     make bench-gateway ARGS="--only console"          likewise
     make bench-gateway ARGS="--only fleet"            likewise
+    make bench-gateway ARGS="--only https"            likewise
 """
 
 from __future__ import annotations
@@ -40,11 +42,12 @@ from kvasir.compiled import is_compiled
 from load_tests.report import REPORTS, Row, read, write
 from load_tests.scenarios.gateway import bodies, console, measure, pacing
 from load_tests.scenarios.gateway.fleet import idle, scrape
-from load_tests.scenarios.gateway.in_turn import observability
+from load_tests.scenarios.gateway.in_turn import https, observability
 from load_tests.scenarios.gateway.measure import Samples, fill, one_round, say, warm_up, whole_requests
 from load_tests.scenarios.gateway.packages import Packages
 from load_tests.scenarios.gateway.processes import Child, ProcessError
 from load_tests.scenarios.gateway.rows import (
+    AIMED,
     chunk_rows,
     request_rows,
     rss_rows,
@@ -66,6 +69,7 @@ _BEGINNINGS: dict[str, str | tuple[str, ...]] = {
     "observability": observability.BEGINNING,
     "console": console.BEGINNING,
     "fleet": idle.BEGINNING,
+    "https": https.BEGINNING,
 }
 """Of the names of the rows that can be measured alone."""
 PEERS = ("haproxy", "nginx", "sglang-router", "vllm-router", "dynamo")
@@ -137,9 +141,9 @@ def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]
     with Stand(folder, vocabulary, Packages()) as stand:
         client = stand.client()
         systems = start(stand, client, peers, samples)
-        kvasir = systems[1]
+        ours = [system for system in systems if system.name in AIMED]
         say(f"indexing {blocks:,} blocks")
-        held, before, filled = fill(kvasir, blocks)
+        filled = [fill(system, blocks) for system in ours]
         chars = chars_of(vocabulary, bodies.MEAN_PROMPT)
         say("warming up")
         warm_up(client, systems, samples, min(0.3, scale))
@@ -147,17 +151,19 @@ def run(folder: Path, peers: list[str], *, quick: bool) -> tuple[list[Row], str]
             say(f"round {number + 1}")
             one_round(client, systems, samples, scale)
             whole_requests(client, systems, samples, chars, scale)
-        pid = kvasir.process.pid
-        after, tree_mb = resident_bytes(pid), proportional_bytes(pid) / 1e6
-        if not kvasir.process.alive:
-            raise ProcessError(f"the router ended; {kvasir.process.words()}")
+        rss: list[Row] = []
+        for system, (held, before, after) in zip(ours, filled, strict=True):
+            pid = system.process.pid
+            resident = before, after, resident_bytes(pid)
+            about = f"{system.decoding} workers; {MERGED:,} merged ids and 256 special tokens"
+            rss += rss_rows(system.name, held, resident, proportional_bytes(pid) / 1e6, about)
+            if not system.process.alive:
+                raise ProcessError(f"{system.name} ended; {system.process.words()}")
         versions = {system.name: system.version for system in systems if system.version}
     names = [system.name for system in systems[1:]]
     text, digest = configuration(vocabulary, versions, scale, blocks)
     rows = [*request_rows(samples, names), *chunk_rows(samples, names), *whole_rows(samples, names)]
-    rows += ttft_rows(samples, names)
-    about = f"{WORKERS} workers; {MERGED:,} merged ids and 256 special tokens"
-    rows += rss_rows(held, (before, filled, after), tree_mb, about)
+    rows += [*ttft_rows(samples, names), *rss]
     cores = len(os.sched_getaffinity(0))
     rows.append(
         Row(
@@ -187,6 +193,8 @@ def all_rows(folder: Path, peers: list[str], *, quick: bool, only: str | None) -
     starts, scale = (1, QUICK_SCALE) if quick else (observability.STARTS, 1.0)
     if only in {None, "observability"}:
         rows += observability.observability_rows(folder, starts=starts, scale=scale)
+    if only in {None, "https"}:
+        rows += https.https_rows(folder, rounds=1 if quick else ROUNDS, scale=scale)
     if only in {None, "console"}:
         rows += console.console_rows()
     if only in {None, "fleet"}:

@@ -48,8 +48,9 @@ def payload(chat: Chat, tokens: int) -> bytes:
     ).encode()
 
 
-def request(body: bytes, host: str, key: str) -> bytes:
+def request(body: bytes, address: str, key: str) -> bytes:
     """The whole HTTP request, with the headers that an SDK sends."""
+    host = address.rpartition("://")[2]
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\n"
         f"Content-Type: application/json\r\nUser-Agent: OpenAI/Python 2.8.0\r\n"

@@ -9,6 +9,8 @@ commands as one JSON object per line and answers each with one:
     {"do": "ttft", "address", "key", "pid", "count"} sends one request at a time
     {"do": "whole", "address", "key", "pid", "streams", "chars", "window_s"} keeps that many whole requests
     running, of prompts of that many characters
+
+An address is HOST:PORT, or https://HOST:PORT, whose certificate is not verified.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
 import statistics
 import sys
 import time
@@ -42,18 +45,31 @@ _TOKEN = TOKEN.encode()
 _PATIENCE_S = 20.0
 _SETTLE_S = 1.0
 _PAUSE_S = 0.002
+_READ, _RECORD = 1 << 18, 4 << 10
 
 
 class BenchError(Exception):
     """A system under test did not answer as expected; the message has its answer."""
 
 
+def connect(address: str, timeout_s: float | None = None) -> socket.socket:
+    """Connect to HOST:PORT, or to https://HOST:PORT after a TLS handshake."""
+    scheme, _, place = address.rpartition("://")
+    host, _, port = place.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout_s)
+    if not scheme:
+        return sock
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(sock)
+
+
 class Conversation:
     """One non-blocking connection, with the unsent rest of its request and the state of its answer."""
 
     def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.sock = socket.create_connection((host, int(port)))
+        self.sock = connect(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setblocking(False)
         self.tokens = 0
@@ -73,14 +89,17 @@ class Conversation:
         while self._unsent:
             try:
                 sent = self.sock.send(self._unsent)
-            except BlockingIOError:
+            except (BlockingIOError, ssl.SSLWantWriteError):
                 return False
             self._unsent = self._unsent[sent:]
         return True
 
     def read(self) -> bool:
         """Read available bytes; return True when the answer is complete. Raise BenchError."""
-        data = self.sock.recv(1 << 18)
+        try:
+            data = self._received()
+        except ssl.SSLWantReadError:
+            return False
         if not data:
             raise BenchError(f"the connection was closed after {self._tail!r}")
         seen = self._tail + data
@@ -92,6 +111,15 @@ class Conversation:
         self.events += data.count(b"data: {")
         self._tail = seen[-len(_END) :]
         return self._tail == _END
+
+    def _received(self) -> bytes:
+        if not isinstance(self.sock, ssl.SSLSocket):
+            return self.sock.recv(_READ)
+        data = self.sock.recv(_RECORD)
+        # Nothing polls for what is decrypted already.
+        while more := self.sock.pending():
+            data += self.sock.recv(more)
+        return data
 
 
 class Load:
@@ -235,9 +263,8 @@ class Client:
 
     def _ttft(self, address: str, key: str, pid: int, count: int) -> dict[str, Any]:
         """An ordinary client: blocking, with the kernel's defaults."""
-        host, _, port = address.rpartition(":")
         times = []
-        with socket.create_connection((host, int(port)), timeout=_PATIENCE_S) as sock:
+        with connect(address, _PATIENCE_S) as sock:
             for number in range(count + 5):
                 if number == 5:
                     meter = Meter(pid)

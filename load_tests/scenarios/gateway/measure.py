@@ -78,12 +78,10 @@ def one_round(client: Child, systems: Sequence[System], samples: Samples, scale:
             samples.add(system.name, size.name, client.ask(system.order("requests", size=size.name)))
     for system in requested:
         ttft(client, system, samples, scale)
-    for system in systems:
-        if system.workers is None:
-            samples.add(system.name, chunk_name(0), chunks(client, system, 0, scale))
-            continue
-        for deltas in DELTAS_A_MESSAGE:
-            samples.add(system.name, chunk_name(deltas), chunks(client, system, deltas, scale))
+    for deltas in DELTAS_A_MESSAGE:
+        for system in systems:
+            if system.regroup is not None:
+                samples.add(system.name, chunk_name(deltas), chunks(client, system, deltas, scale))
 
 
 def ttft(client: Child, system: System, samples: Samples, scale: float) -> None:
@@ -92,12 +90,14 @@ def ttft(client: Child, system: System, samples: Samples, scale: float) -> None:
     samples.add(system.name, "ttft", client.ask(system.order("ttft", count=count)))
 
 
-def chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
-    """Streams that do not end, with `deltas` per message where the system's workers batch several."""
-    streams = FEWER_STREAMS.get(deltas, STREAMS)
+def chunks(client: Child, system: System, deltas: int, scale: float, most: int = STREAMS) -> Figures:
+    """Streams that do not end, `deltas` of which get a token at the same time from each worker; at most
+    `most` of them."""
+    streams = min(most, FEWER_STREAMS.get(deltas, STREAMS))
     before: Figures = {}
+    if system.regroup is not None:
+        system.regroup(max(1, streams // system.decoding // deltas))
     if system.workers is not None:
-        system.workers.ask({"groups": max(1, streams // system.decoding // deltas)})
         before = system.workers.ask({"stats": 1})
     window_s = max(1.0, WINDOW_S * scale)
     figures = client.ask(system.order("streams", streams=streams, window_s=window_s))
@@ -109,8 +109,8 @@ def chunks(client: Child, system: System, deltas: int, scale: float) -> Figures:
 
 
 def chunk_name(deltas: int) -> str:
-    """The name of the measurement with that many deltas per message; 0 for systems without messages."""
-    return f"chunk, {deltas}" if deltas else "chunk"
+    """The name of the measurement with that many deltas per message, or at the same time."""
+    return f"chunk, {deltas}"
 
 
 def whole_requests(

@@ -85,18 +85,16 @@ def request_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
 def chunk_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
     """CPU of a token that a client received."""
     rows = []
-    best = cheapest(samples, chunk_name(0), "tokens")
     for deltas in DELTAS_A_MESSAGE:
+        best = cheapest(samples, chunk_name(deltas), "tokens")
         for name in systems:
             rows += _chunk_row(samples, name, deltas, best if name in AIMED else None)
-    for name in systems:
-        rows += _chunk_row(samples, name, 0, None)
     return rows
 
 
 def chunk_title(deltas: int) -> str:
-    """The row of a token with that many deltas per message; 0 for systems without messages."""
-    return f"chunk, {deltas} deltas a message" if deltas else "chunk"
+    """The row of a token with that many deltas per message, or at the same time from a worker of a peer."""
+    return f"chunk, {deltas} deltas a message"
 
 
 def _chunk_row(samples: Samples, name: str, deltas: int, best: tuple[str, float] | None) -> list[Row]:
@@ -111,7 +109,7 @@ def _chunk_row(samples: Samples, name: str, deltas: int, best: tuple[str, float]
     note = (
         f"{streams} streams × {rate / streams:.0f} of {TOKENS_PER_S:.0f} tok/s, {merged:.2f} tokens an event"
     )
-    if deltas:
+    if "deltas_a_message" in found[0]:
         note += f", {statistics.median(each['deltas_a_message'] for each in found):.1f} deltas a message"
     if best:
         note += f"; peer: {best[0]}"
@@ -196,21 +194,22 @@ def ttft_rows(samples: Samples, systems: Sequence[str]) -> list[Row]:
     return rows
 
 
-def rss_rows(held: int, resident: tuple[int, int, int], tree_mb: float, note: str) -> list[Row]:
+def rss_rows(name: str, held: int, resident: tuple[int, int, int], tree_mb: float, note: str) -> list[Row]:
     """Memory of the router process: before any block is reported, after all are, and after the run."""
     before, filled, after = resident
+    end = "" if name == KVASIR else f", {name}"
     return [
         Row(
-            "rss, after the run",
+            f"rss, after the run{end}",
             after / 1e6,
             "MB",
             "lower",
             RSS_MB + BLOCK_BYTES * held / 1e6,
             note=f"{held:,} blocks reported before the run, and those of its prompts in it; {note}",
         ),
-        Row("rss, before any block", before / 1e6, "MB", "lower"),
+        Row(f"rss, before any block{end}", before / 1e6, "MB", "lower"),
         Row(
-            "rss, of a block",
+            f"rss, of a block{end}",
             (filled - before) / held,
             "B",
             "lower",
@@ -218,7 +217,7 @@ def rss_rows(held: int, resident: tuple[int, int, int], tree_mb: float, note: st
             note=f"growth of the router process while {held:,} blocks of {note.partition(';')[0]} came in",
         ),
         Row(
-            "rss, with its child processes",
+            f"rss, with its child processes{end}",
             tree_mb,
             "MB",
             "lower",

@@ -153,7 +153,7 @@ class Stand:
             "tls": {"mode": "files", "directory": str(folder)},
             "worker": {"session_token_file": str(token)},
         }
-        return self.kvasir(apart=True, grouped=True, name=name, fields=secured | dict(fields or {}))
+        return self.kvasir(apart=True, name=name, fields=secured | dict(fields or {}))
 
     def unobserved(self, name: str) -> System:
         """The router process of as_up() with all of that off, as far as the spec can switch it off: costs,
@@ -164,7 +164,6 @@ class Stand:
         self,
         *,
         apart: bool = False,
-        grouped: bool | None = None,
         fast_path: bool = True,
         tree: Path = ROOT,
         name: str = "",
@@ -172,9 +171,7 @@ class Stand:
     ) -> System:
         """The router process as `make up` starts it, with static discovery, of the checkout `tree`, whose
         native extension is built. `fields` are those of the spec that are not the defaults, and `name` is
-        what it is then called. If it is `grouped`, by default unless `apart`, chunks are measured by how many
-        deltas share a message."""
-        grouped = not apart if grouped is None else grouped
+        what it is then called."""
         name = name or ("kvasir-apart" if apart else "kvasir" if fast_path else "kvasir-no-fast-path")
         if tree != ROOT:
             name += f"-{tree.name}"
@@ -197,27 +194,32 @@ class Stand:
         argv = [sys.executable, "-m", "kvasir_platform.apps.router_app", "--deployment", str(file)]
         router = self.child(name, argv if fast_path else [*argv, "--no-fast-path"], env, tree=tree)
         address = router.hear(_START_S)["address"]
-        made = System(name, address, router, "", key, workers if grouped else None, only_chunks=not fast_path)
+        made = System(name, address, router, "", key, workers, only_chunks=not fast_path)
         # The pool that decodes is the last one.
         made.regroup, made.decoding = partial(_regroup, workers), WORKERS // 2 if apart else WORKERS
         return made
 
-    def haproxy(self) -> System:
-        """One thread, keep-alive connections on both sides."""
+    def haproxy(self, certificate: Path | None = None) -> System:
+        """One thread, keep-alive connections on both sides. With a `certificate`, a PEM file with its key,
+        clients connect over TLS."""
         version = _first_line(["haproxy", "-v"])
         port = free_port()
         servers = "".join(f"    server w{i} {at}\n" for i, at in enumerate(self._addresses()))
         config = self._folder / "haproxy.cfg"
+        tls = f" ssl crt {certificate}" if certificate else ""
         config.write_text(
             "global\n    nbthread 1\n    maxconn 4096\n"
             "defaults\n    mode http\n"
             "    timeout connect 5s\n    timeout client 60s\n    timeout server 60s\n"
             "    option http-keep-alive\n    option http-no-delay\n    http-reuse always\n"
-            f"frontend f\n    bind 127.0.0.1:{port}\n    default_backend b\n"
+            f"frontend f\n    bind 127.0.0.1:{port}{tls}\n    default_backend b\n"
             f"backend b\n    balance leastconn\n{servers}"
         )
         argv = ["haproxy", "-db", "-q", "-f", str(config)]
-        return self._proxy("haproxy", argv, port, version)
+        system = self._proxy("haproxy", argv, port, version)
+        if certificate:
+            system.address = f"https://{system.address}"
+        return system
 
     def nginx(self) -> System:
         """One worker process, keep-alive connections on both sides."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tests.kit.lab import gateway
 from tests.kit.lab.fleet import Fleet, LabWorker, Layout
-from tests.kit.lab.invariants import Descriptors, at_rest
+from tests.kit.lab.invariants import Descriptors
 from tests.kit.lab.load import asks, tally
 from tests.kit.lab.stream import Ask, Outcome, Stream, open_stream
 
@@ -92,17 +92,16 @@ async def exercise(
 ) -> AsyncIterator[Fleet]:
     """A fleet for the trial; all invariants are checked when the context ends. Raise Violated. `key` as in
     Fleet."""
-    async with Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed, key=key) as fleet:
+    made = Fleet(trial.folder, deployment, layout, clock=trial.clock, seed=trial.seed, key=key, rest_s=rest_s)
+    async with made as fleet:
         trial.say(f"{len(fleet.pids())} processes are up")
         # The first connections and requests allocate what stays allocated.
         headers = (f"Authorization: Bearer {key}",) if key else ()
         warm = (replace(ask, headers=headers) for ask in asks(trial.rng(99), 8, 2))
         for router in fleet.routers:
             await finished([await open_stream(router.address, next(warm), trial.clock) for _ in range(32)])
-        before = Descriptors(fleet)
+        fleet.before = Descriptors(fleet)
         yield fleet
-        await at_rest(fleet, rest_s)
-        await before.check(trial.clock)
 
 
 async def begin(fleet: Fleet, address: str, work: Iterator[Ask], count: int) -> list[Stream]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import openai
 from tests.kit.lab import gateway
-from tests.kit.lab.invariants import invariant_violations
+from tests.kit.lab.invariants import at_rest, ends_at_rest
 from tests.kit.lab.processes import LabProcess, Processes
 
 from kvasir.clock import MonotonicClock
@@ -117,13 +117,14 @@ class Client:
 @dataclass
 class Stage:
     """A router's gateway at `address`, its workers by address, and a client. `key` is an operator's key, if
-    the gateway requires keys."""
+    the gateway requires keys. `router` is its process, if it is one of this lab."""
 
     address: str
     workers: dict[str, LabProcess]
     client: Client
     clock: MonotonicClock
     key: str = ""
+    router: LabProcess | None = None
 
     def begin(self, work: Sequence[dict[str, Any]]) -> tuple[list[Heard], asyncio.Future[list[None]]]:
         """Send all of `work` at once. The future completes with the last stream, or with the first error."""
@@ -196,13 +197,16 @@ class Stage:
         return next(process for process in self.workers.values() if process.name == pool)
 
     async def rests(self) -> float:
-        """Return the seconds until nothing is accounted for, running or pinned. Raise TimeoutError."""
+        """Return the seconds until nothing is accounted for, running or pinned. Raise Violated."""
+        return await at_rest(self, REST_S)
 
-        async def resting() -> bool:
-            page = await gateway.status(self.address, self.key)
-            return not invariant_violations(page, await gateway.metrics(self.address, self.key))
+    def pids(self) -> dict[str, int]:
+        """The router, whose descriptors are compared: those of an engine grow with what it loads."""
+        return {"router": self.router.pid} if self.router is not None and self.router.alive else {}
 
-        return await gateway.until(resting, REST_S, "rest", self.clock)
+    def gateways(self) -> dict[str, str]:
+        """The router's gateway, if it runs."""
+        return {"router": self.address} if self.router is None or self.router.alive else {}
 
 
 def engine(kv_cache_bytes: int = 64 << 20) -> EngineSpec:
@@ -247,9 +251,9 @@ async def stage(
     *,
     key: str = "",
 ) -> AsyncIterator[Stage]:
-    """Run a worker process per pool, and a router, until the context ends. `env` is added to their
-    environment. `programs` names the module that runs a pool's workers, if it is not the default; `key` as in
-    Stage."""
+    """Run a worker process per pool, and a router, until the context ends, when they must be at rest. `env`
+    is added to their environment. `programs` names the module that runs a pool's workers, if it is not the
+    default; `key` as in Stage."""
     deployment = deployment or apart()
     programs = programs or {}
     processes, clock = Processes(folder, {**os.environ, **(env or {})}), MonotonicClock()
@@ -269,11 +273,12 @@ async def stage(
         unused = [f"{pools[-1]}=127.0.0.1:1"]
         started = await asyncio.gather(*(start("worker_node", unused, "serving", pool) for pool in pools))
         endpoints = [f"{pool}={address}" for pool, (address, _) in zip(pools, started, strict=True)]
-        address, _ = await start("router_app", endpoints, "listening")
-        made = Stage(address, dict(started), Client(address, clock, key), clock, key)
+        address, router = await start("router_app", endpoints, "listening")
+        made = Stage(address, dict(started), Client(address, clock, key), clock, key, router)
         try:
             await gateway.until(made.ready, REST_S, "all workers ready", clock)
-            yield made
+            async with ends_at_rest(made, REST_S):
+                yield made
         finally:
             await made.client.close()
     finally:

@@ -28,7 +28,7 @@ _PATH = (
     *names("chunk, {deltas} deltas a message", deltas=_DELTAS),
     "ttft, added",
     *names("request, {size}, kvasir-apart", size=_REQUESTS),
-    "chunk, kvasir-apart",
+    *names("chunk, {deltas} deltas a message, kvasir-apart", deltas=_DELTAS),
     "ttft, added, kvasir-apart",
 )
 
@@ -115,9 +115,8 @@ WHOLE = Scenario(
         *names(
             "chunk, {deltas} deltas a message{system}",
             deltas=_DELTAS,
-            system=("", ", kvasir-no-fast-path", ", kvasir-up"),
+            system=(*_OURS, ", kvasir-no-fast-path", *_PEERS),
         ),
-        *names("chunk{system}", system=(", kvasir-apart", *_PEERS)),
         *names(
             "whole request, {streams} streams a step{system}",
             streams=(8, 32, 128),
@@ -135,7 +134,9 @@ WHOLE = Scenario(
         "fleet, 8 idle workers",
         "fleet, 64 idle workers",
         "fleet, metrics of 200 workers, the longest wait of others",
-        *_RSS,
+        "https, request, 100 B",
+        *names("https, chunk, {deltas} deltas a message", deltas=_DELTAS[1:]),
+        *names("{row}{system}", row=_RSS, system=("", ", kvasir-up")),
         "configuration",
     ),
     (*GATEWAY, *ROUTER, *measuring("scenarios/gateway/**/*.py", "client.py")),

@@ -4,7 +4,6 @@
     ├── RequestError            the client can correct it: has status, code and param
     ├── CapacityError           no capacity, the client can retry: has reason and retry_after_s
     ├── UpstreamError           a worker failed while it served the request
-    ├── RegistrationError       a worker is refused: names both sides of each difference
     ├── ProtocolError           the peer violated the session protocol
     ├── TransferError           KV blocks did not arrive; the receiver recomputes or fails
     ├── ConfigError             the deployment cannot start with this kvasir.yaml or on this machine
@@ -61,12 +60,6 @@ class UpstreamError(KvasirError):
     """A worker failed while it served the request."""
 
     code = "worker_failed"
-
-
-class RegistrationError(KvasirError):
-    """The identity of a worker does not match the deployment or its peers."""
-
-    code = "registration_refused"
 
 
 class ProtocolError(KvasirError):

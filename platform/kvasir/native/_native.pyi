@@ -288,6 +288,7 @@ class SocketLane(Lane):
     chunked coding if `chunked`. The connection also writes to the client through the event loop; `pending()`
     returns the bytes in its buffer, and the lane sends only while that is 0. Bytes that the socket does not
     accept go to `write`. Tokens are measured in `gaps`.
+    Unless `plain`, all bytes go to `write`, which encrypts them.
 
     The lane is open from the start, unless the kernel has no SO_COOKIE to tell this socket from a later one
     with the same descriptor. A lane whose socket was closed sends nothing."""
@@ -296,6 +297,7 @@ class SocketLane(Lane):
         self,
         *,
         fd: int,
+        plain: bool,
         pending: Callable[[], int],
         write: Callable[[bytes], None],
         before: bytes,

@@ -89,6 +89,7 @@ class SocketLane(Lane):
         self,
         *,
         fd: int,
+        plain: bool,
         pending: Callable[[], int],
         write: Callable[[bytes], None],
         before: bytes,

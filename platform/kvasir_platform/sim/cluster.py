@@ -18,9 +18,16 @@ from kvasir_platform.sim.client import ClientStream, OnStream
 from kvasir_platform.sim.faults import Faults
 from kvasir_platform.sim.net.discovery import FeedDiscovery
 from kvasir_platform.sim.net.transport import MemoryNetwork
-from kvasir_platform.sim.worker import TOKENIZER_DIGEST, SimWorker, StallingFabric, start_worker
+from kvasir_platform.sim.worker import (
+    TOKENIZER_DIGEST,
+    InventedAdapters,
+    SimWorker,
+    StallingFabric,
+    start_worker,
+)
 from kvasir_router.build import make_router
 from kvasir_router.shell import Router, unobserved
+from kvasir_workers.adapters.host import AdapterFileStore
 from kvasir_workers.engines.sim.model import SimModel
 
 __all__ = ["TOKENIZER_DIGEST", "ClientStream", "Cluster", "SimWorker"]
@@ -39,8 +46,8 @@ class Cluster:
     """Start it with `start`, end it with `close`, which also checks that nothing is left.
 
     Everything random derives from `seed`, so that a history replays exactly. `on_decision` gets the duration
-    of each decision, in seconds, and `on_stream` everything that reaches clients. `routers` are the living
-    ones, by id; the first of them is `router`.
+    of each decision, in seconds, and `on_stream` everything that reaches clients. `adapter_files` makes a
+    worker's source of adapters. `routers` are the living ones, by id; the first of them is `router`.
     """
 
     deployment: Deployment
@@ -48,6 +55,7 @@ class Cluster:
     seed: int = 0
     on_decision: Callable[[float], None] = unobserved
     on_stream: OnStream | None = None
+    adapter_files: Callable[[], AdapterFileStore] = InventedAdapters
     workers: dict[str, SimWorker] = field(default_factory=dict)
     routers: dict[str, SimRouter] = field(default_factory=dict)
     summaries: list[RequestSummary] = field(default_factory=list)
@@ -176,7 +184,13 @@ class Cluster:
         self, endpoint: Endpoint, *, epoch: int = 1, model: SimModel | None = None
     ) -> SimWorker:
         worker = await start_worker(
-            endpoint, self.deployment, self.clock, self.fabric, epoch=epoch, model=model
+            endpoint,
+            self.deployment,
+            self.clock,
+            self.fabric,
+            epoch=epoch,
+            model=model,
+            adapter_files=self.adapter_files,
         )
         self.workers[endpoint.worker_id] = worker
         self.fabric.stalled.discard(endpoint.worker_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -16,7 +17,7 @@ from kvasir.ports.clock import Clock
 from kvasir_platform.sim.core.process import EngineClock, SimProcess
 from kvasir_platform.sim.faulty_engine import FaultyEngine
 from kvasir_workers.adapters.files import AdapterFiles
-from kvasir_workers.adapters.host import AdapterHost
+from kvasir_workers.adapters.host import AdapterFileStore, AdapterHost
 from kvasir_workers.engines.sim.engine import SimEngine
 from kvasir_workers.engines.sim.fabric import Offerer, SimFabric, SimTicket
 from kvasir_workers.engines.sim.model import SimModel
@@ -101,8 +102,10 @@ async def start_worker(
     *,
     epoch: int = 1,
     model: SimModel | None = None,
+    adapter_files: Callable[[], AdapterFileStore] = InventedAdapters,
 ) -> SimWorker:
-    """Create the worker at `endpoint`, in a process of its own. Raises ConfigError."""
+    """Create the worker at `endpoint`, in a process of its own, with `adapter_files` of its own. Raises
+    ConfigError."""
     process = SimProcess(clock)
     engine_clock = EngineClock(process)
     engine = SimEngine(
@@ -122,6 +125,6 @@ async def start_worker(
         clock=process,
         limits=SessionHostLimits(resume_window_s=spec.resume_window_s, heartbeat_s=spec.heartbeat_s),
         locality=deployment.pool(endpoint.pool).topology.locality,
-        adapters=AdapterHost(engine, InventedAdapters(), loading, process) if loading.enabled else None,
+        adapters=AdapterHost(engine, adapter_files(), loading, process) if loading.enabled else None,
     )
     return SimWorker(endpoint, engine, host, faults, process, engine_clock, epoch)

@@ -136,8 +136,9 @@ async def test_what_is_no_small_image_is_refused_with_its_place(opened: Opened) 
 
 async def test_images_of_listed_origins_are_fetched(opened: Opened) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(RED), RED))
+        asked = await reader.readuntil(b"\r\n\r\n")
+        found = b"200 OK" if b"red.png" in asked else b"404 Not Found"
+        writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (found, len(RED), RED))
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -148,6 +149,10 @@ async def test_images_of_listed_origins_are_fetched(opened: Opened) -> None:
         messages = seen(RED)
         messages[0]["content"][0]["image_url"]["url"] = f"{origin}/red.png"
         assert await viewer.ask(messages) == (text, tokens, (tokens - 1) // BLOCK)
+        messages[0]["content"][0]["image_url"]["url"] = f"{origin}/no.png"
+        code, param, why = await viewer.refused(messages)
+        assert (code, param) == ("image_fetch_failed", "messages[0].content[0].image_url.url")
+        assert "404" in why
         messages[0]["content"][0]["image_url"]["url"] = "http://127.0.0.1:1/red.png"
         assert (await viewer.refused(messages))[0] == "image_url_refused"
     async with opened(takes=False, **listed) as viewer:
@@ -197,7 +202,7 @@ async def test_images_in_flight_are_bounded_and_given_back(opened: Opened) -> No
         ]
         ended = await asyncio.gather(*many, return_exceptions=True)
         busy = [each for each in ended if isinstance(each, openai.APIStatusError)]
-        assert {each.status_code for each in busy} == {503}
+        assert {(each.status_code, each.code) for each in busy} == {(503, "images_busy")}
         assert 0 < len(busy) < 3
         await viewer.ask(seen(large))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -12,6 +14,8 @@ from tests.kit.engines.vllm_reference import Reference
 from tests.kit.gateway.completions import of_vllm, put_together
 from tests.kit.gateway.sampling_cases import GREEDY, HELLO
 from tests.kit.stack import ADAPTER
+
+from kvasir_workers.adapters.files import CONFIG_FILE
 
 if TYPE_CHECKING:
     from tests.kit.stack import Stack
@@ -72,3 +76,16 @@ def test_an_adapter_is_loaded_served_and_unloaded_while_it_serves(stack: Stack, 
         _stream(stack, NAME)
     assert NAME not in httpx.get(f"{stack.url}/v1/models", timeout=10).text
     assert _order(stack, "unload", lora_name=NAME).json()["error"]["code"] == "adapter_not_found"
+
+
+def test_what_only_the_engine_does_not_support_is_refused_in_its_words_and_it_serves_on(
+    stack: Stack, adapters: Path, expected: Any
+) -> None:
+    folder = shutil.copytree(ADAPTER, adapters / "dora")
+    config = folder / CONFIG_FILE
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
+    refused = _order(stack, "load", lora_name="dora", lora_path=str(folder))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "adapter_refused")
+    assert "vLLM does not yet support DoRA" in error["message"]
+    assert _stream(stack, MODEL) == expected[1]

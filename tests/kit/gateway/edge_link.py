@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.edge import ResponsesSpec
@@ -21,9 +21,11 @@ from kvasir_platform.edge.frames import EdgeWelcome, ErrorNote, ToEdge
 from kvasir_platform.gateway.http.exchange import Exchange
 from kvasir_platform.gateway.operator.operators import OperatorPages
 from kvasir_platform.gateway.responses.memory_store import MemoryResponses
+from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.serving.request_names import RequestNames
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 
+SECRET = b"s" * 32
 WELCOME = EdgeWelcome(b"{}", [("127.0.0.1", 1)])
 
 
@@ -53,12 +55,17 @@ class Linked:
 
     def hold(self, *, holding: bool = True) -> None:
         """Stop the edge's reading, as in a stopped process, or resume it."""
-        transport = self.link._pipe._transport
-        assert isinstance(transport, asyncio.Transport)
+        transport: Any = self.link._pipe._transport
         if holding:
             transport.pause_reading()
         else:
             transport.resume_reading()
+
+    def shorten(self) -> None:
+        """Let the kernel hold as little as it can of what the core sends."""
+        transport = self.end._pipe._transport
+        assert transport is not None
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
     def say_raw(self, data: bytes) -> None:
         """Send bytes that the edge's code would not send."""
@@ -125,3 +132,12 @@ async def linked(
     finally:
         link.close()
         end.abort()
+
+
+def far_core(both: Linked) -> RemoteCore:
+    """The core as a gateway at the other end of the link sees it."""
+    link = both.link
+    port: RequestPort = link.router
+    return RemoteCore(
+        port, link.limits, link.responses, link.names, SECRET, link.pages.show, link.router.shares
+    )

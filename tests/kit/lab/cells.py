@@ -18,6 +18,7 @@ from random import Random
 from typing import Any, Self
 
 from tests.kit.lab import gateway
+from tests.kit.lab.invariants import REST_S, Descriptors, at_rest
 from tests.kit.lab.netns import Namespace
 from tests.kit.lab.processes import LabProcess, Processes
 from tests.kit.lab.proxy import DOWNSTREAM, UPSTREAM, Link, TcpProxy
@@ -47,6 +48,7 @@ class LabCell:
         self.namespace = namespace
         self.folder = folder
         self.worker: LabProcess | None = None
+        self.router: LabProcess | None = None
 
     @property
     def address(self) -> str:
@@ -56,12 +58,14 @@ class LabCell:
 
 class LabCells:
     """Cells with `delays_s` of one way between them, by pairs of names. Use as `async with`: afterwards no
-    process and no namespace remains."""
+    process and no namespace remains. As of a Fleet, all invariants must hold after the block."""
+
+    key = KEY
 
     def __init__(self, folder: Path, delays_s: Mapping[tuple[str, str], float], clock: Clock) -> None:
         self._folder = folder
         self._delays_s = {frozenset(pair): delay for pair, delay in delays_s.items()}
-        self._clock = clock
+        self.clock = clock
         self._stack = AsyncExitStack()
         self._processes = Processes(folder)
         self.cells: dict[str, LabCell] = {}
@@ -75,10 +79,26 @@ class LabCells:
         except BaseException:
             await self._close()
             raise
+        self._before = Descriptors(self)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
+    async def __aexit__(self, error: object, *_: object) -> None:
+        try:
+            if error is None:
+                await at_rest(self, REST_S)
+                await self._before.check(self.clock)
+        finally:
+            await self._close()
+
+    def pids(self) -> dict[str, int]:
+        """Every running process, by name."""
+        every = [each for cell in self.cells.values() for each in (cell.worker, cell.router)]
+        return {each.name: each.pid for each in every if each is not None and each.alive}
+
+    def gateways(self) -> dict[str, str]:
+        """The addresses of the running routers, by name."""
+        every = self.cells.values()
+        return {cell.name: cell.address for cell in every if cell.router is not None and cell.router.alive}
 
     async def state(self, viewer: str, cell: str) -> dict[str, Any]:
         """What a cell's /status says of a cell."""
@@ -102,7 +122,7 @@ class LabCells:
             spec = self._spec(cell, await self._proxies(cell))
             await self._launch(cell, spec)
         for cell in self.cells.values():
-            await gateway.until(partial(self._whole, cell), _READY_S, "all cells", self._clock, 0.1)
+            await gateway.until(partial(self._whole, cell), _READY_S, "all cells", self.clock, 0.1)
 
     def _certify(self) -> None:
         """One authority for all cells."""
@@ -124,7 +144,7 @@ class LabCells:
             if other is not cell:
                 proxy = TcpProxy(
                     f"{other.namespace.address}:{_LINKS}",
-                    clock=self._clock,
+                    clock=self.clock,
                     rng=Random(),
                     listen_host=cell.namespace.host_address,
                 )
@@ -171,6 +191,8 @@ class LabCells:
             process, _ = await self._processes.start_ready(name, cell.namespace.command(argv), event)
             if kind == "worker":
                 cell.worker = process
+            else:
+                cell.router = process
 
     async def _whole(self, cell: LabCell) -> bool:
         page = await gateway.status(cell.address, KEY)

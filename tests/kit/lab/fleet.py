@@ -11,7 +11,7 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from random import Random
 from typing import Any, Literal, Self
 
 from tests.kit.lab import gateway
+from tests.kit.lab.invariants import REST_S, Descriptors, at_rest
 from tests.kit.lab.netns import Namespace
 from tests.kit.lab.processes import LabProcess, Processes, Proof
 from tests.kit.lab.proxy import TcpProxy
@@ -80,7 +81,8 @@ class Layout:
 class Fleet:
     """Starts all of `layout` for `deployment` in `folder`; fills in discovery and ports. Use as `async with`:
     afterwards no process and no namespace remains. `key` is an operator's key, if the deployment requires
-    keys. `prefix` begins the command of every process that is started from then on."""
+    keys. `prefix` begins the command of every process that is started from then on. After a block that
+    succeeds all invariants must hold within `rest_s`, with the descriptors of `before`; raise Violated."""
 
     def __init__(
         self,
@@ -91,12 +93,14 @@ class Fleet:
         clock: Clock,
         seed: int = 0,
         key: str = "",
+        rest_s: float = REST_S,
     ) -> None:
         self.clock = clock
         self.key = key
         self.prefix: list[str] = []
         self.workers: list[LabWorker] = []
         self.routers: list[LabRouter] = []
+        self._rest_s = rest_s
         self._folder = folder
         self._deployment = deployment
         self._layout = layout
@@ -113,10 +117,15 @@ class Fleet:
         except BaseException:
             await self.close()
             raise
+        self.before = Descriptors(self)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, error: object, *_: object) -> None:
+        try:
+            if error is None:
+                await self._check()
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Terminate everything, in whatever state it is."""
@@ -145,6 +154,10 @@ class Fleet:
                 found[worker.name] = worker.process.pid
         return found
 
+    def gateways(self) -> dict[str, str]:
+        """The addresses of the running routers, by name."""
+        return {router.name: router.address for router in self.routers if router.process.alive}
+
     # -- actions -----------------------------------------------------------------------------------
 
     async def start_worker(self, worker: LabWorker) -> None:
@@ -166,19 +179,31 @@ class Fleet:
         self.routers.append(router)
         return router
 
-    async def all_ready(self, router: LabRouter | None = None, within_s: float = _READY_S) -> float:
-        """Wait until a router (by default the first) has a session with every running worker; return the
-        seconds it took. Raise TimeoutError."""
+    async def all_ready(
+        self,
+        router: LabRouter | None = None,
+        within_s: float = _READY_S,
+        states: Sequence[str] = ("ready",),
+    ) -> float:
+        """Wait until a router (by default the first) has a session with every running worker, in one of these
+        states; return the seconds it took. Raise TimeoutError."""
         address = (router or self.routers[0]).address
         wanted = {w.address for w in self.workers if w.process is not None and w.process.alive}
 
         async def ready() -> bool:
             seen = await gateway.workers(address, self.key)
-            return all(at in seen and seen[at]["state"] == "ready" for at in wanted)
+            return all(at in seen and seen[at]["state"] in states for at in wanted)
 
         return await gateway.until(ready, within_s, f"all of {sorted(wanted)} ready", self.clock, 0.05)
 
     # -- inside ------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        if not self.gateways() and self.pids():
+            # Workers hold nothing for routers that are gone.
+            await self.all_ready(await self.add_router(), states=("ready", "draining"))
+        await at_rest(self, self._rest_s)
+        await self.before.check(self.clock)
 
     async def _start(self) -> None:
         layout = self._layout

@@ -6,11 +6,11 @@ is detected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from tests.kit.lab import gateway
-from tests.kit.lab.fleet import Fleet
 from tests.kit.lab.processes import descriptors
 
 from kvasir.core.errors import UpstreamError
@@ -19,6 +19,9 @@ from kvasir.ports.clock import Clock
 SPARE_DESCRIPTORS = 8
 """Connections that open and close independently: health checks, polls of these pages, snapshots."""
 
+
+REST_S = 30.0
+"""Longer than a worker holds what a lost router had begun."""
 
 EMPTY_AT_REST = (
     "kvasir_requests_in_flight",
@@ -63,22 +66,21 @@ def _unsettled(metrics: str) -> list[str]:
     return found
 
 
-async def remaining(fleet: Fleet) -> list[str]:
+async def remaining(fleet: Deployed) -> list[str]:
     """Return what is not at rest on the routers that run, or why they do not tell."""
     left = []
-    for router in fleet.routers:
-        if router.process.alive:
-            try:
-                page = await gateway.status(router.address, fleet.key)
-                series = await gateway.metrics(router.address, fleet.key)
-            except UpstreamError as error:
-                left.append(str(error))
-            else:
-                left.extend(f"{router.name}: {what}" for what in invariant_violations(page, series))
+    for name, address in fleet.gateways().items():
+        try:
+            page = await gateway.status(address, fleet.key)
+            series = await gateway.metrics(address, fleet.key)
+        except UpstreamError as error:
+            left.append(str(error))
+        else:
+            left.extend(f"{name}: {what}" for what in invariant_violations(page, series))
     return left
 
 
-async def at_rest(fleet: Fleet, within_s: float) -> float:
+async def at_rest(fleet: Deployed, within_s: float) -> float:
     """Wait until no router accounts for anything and no worker runs or pins anything; return the seconds it
     took. Raise Violated with the rest after `within_s`."""
     left = ["nothing was read"]
@@ -97,6 +99,16 @@ class Running(Protocol):
     """Processes by name, from a Fleet."""
 
     def pids(self) -> dict[str, int]: ...
+
+
+class Deployed(Running, Protocol):
+    """A Fleet or the like. `gateways` are the addresses of the routers that run, by name."""
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def key(self) -> str: ...
+    def gateways(self) -> dict[str, str]: ...
 
 
 class Descriptors:
@@ -122,3 +134,12 @@ class Descriptors:
             await gateway.until(back, within_s, "descriptors", clock, 0.1)
         except TimeoutError as error:
             raise Violated(f"descriptors leaked: {self.grown()}") from error
+
+
+@asynccontextmanager
+async def ends_at_rest(fleet: Deployed, within_s: float = REST_S) -> AsyncIterator[None]:
+    """Raise Violated unless all invariants hold soon after the block has succeeded."""
+    before = Descriptors(fleet)
+    yield
+    await at_rest(fleet, within_s)
+    await before.check(fleet.clock)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from kvasir.collector import gc_paused
 from kvasir.core.errors import StartError
 from kvasir_platform.cluster.local.processes import Child, Children, tail
@@ -146,11 +148,23 @@ class Processes:
         return process, said
 
     async def close(self, grace_s: float = _GRACE_S) -> None:
-        """Continue, terminate and reap all of them."""
+        """Continue, terminate and reap all of them. Raise RuntimeError if a process that one of them had
+        started goes on."""
+        begun = [each for process in self._started if process.alive for each in _descendants(process.pid)]
         for process in self._started:
             if process.alive and process.frozen:
                 process.child.signal(signal.SIGCONT)
         await self._children.stop(grace_s)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, begun, timeout=_GRACE_S)
+        if alive:
+            raise RuntimeError(f"processes outlive those that started them: {alive}")
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def proc_state(pid: int) -> str:

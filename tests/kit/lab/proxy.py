@@ -12,6 +12,7 @@ import errno
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -67,7 +68,7 @@ class _Way:
 
 class TcpProxy:
     """Listens on `listen_host` and forwards to `target`, `host:port`. Start, change and close it on one event
-    loop. Each direction of a connection buffers about `buffer_bytes` at most."""
+    loop. Each direction of a connection buffers about `buffer_bytes` at most. `heard` gets all data."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class TcpProxy:
         self.rng = rng
         self.counts = Counts()
         self.buffer_bytes = buffer_bytes
+        self.heard: Callable[[Direction, bytes], None] = lambda _direction, _data: None
         self._listen = (listen_host, 0)
         self._ways: dict[Direction, _Way] = {UPSTREAM: _Way(), DOWNSTREAM: _Way()}
         self._flowing = asyncio.Event()
@@ -295,6 +297,7 @@ class _Pipe:
         last = 0.0
         try:
             while data := await self._reader.read(_READ_BYTES):
+                self._proxy.heard(self._direction, data)
                 # Jitter delays and never reorders, as with TCP.
                 last = max(last, self._proxy.due(self._direction, len(data)))
                 await self._room()

@@ -22,7 +22,7 @@ _SPOKEN = (
 DEFAULT = f"""
 model: {{dtype: float32, max_model_len: {CONTEXT}}}
 lora: [{{name: pirate, path: "{ADAPTER}"}}]
-lora_loading: {{allow: ["{ADAPTER.parent}"], max_adapters: 2, max_rank: 8}}
+lora_loading: {{allow: ["{ADAPTER.parent}", "ADAPTERS"], max_adapters: 2, max_rank: 8}}
 pools:
   - {{name: prefill, role: prefill, engine: {{threads: 1}}}}
   - {{name: decode, role: decode, engine: {{threads: 1}}}}

@@ -8,20 +8,16 @@ from kvasir import native
 from kvasir_platform.apps import router_app
 
 
-def test_a_router_that_runs_as_python_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_router_warns_of_exactly_what_was_not_built(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_native: bool, compiled: bool
 ) -> None:
-    monkeypatch.setattr(native, "IS_NATIVE", False)
-    monkeypatch.setattr(router_app, "is_compiled", lambda: False)
+    monkeypatch.setattr(native, "IS_NATIVE", is_native)
+    monkeypatch.setattr(router_app, "is_compiled", lambda: compiled)
     router_app.warn_of_builds()
-    assert ["native extension" in line for line in caplog.messages] == [True, False]
-    assert "the router is not compiled" in caplog.messages[1]
-
-
-def test_a_router_that_was_built_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(native, "IS_NATIVE", True)
-    monkeypatch.setattr(router_app, "is_compiled", lambda: True)
-    router_app.warn_of_builds()
-    assert caplog.messages == []
+    told = [name for name in ("native extension", "router is not compiled") for line in caplog.messages
+            if name in line]  # fmt: skip
+    lacking = {"native extension": not is_native, "router is not compiled": not compiled}
+    assert told == [name for name, lacks in lacking.items() if lacks]
+    assert len(caplog.messages) == len(told)

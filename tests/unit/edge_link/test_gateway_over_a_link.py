@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.kit.gateway.edge_link import Linked, core_parts, linked
+from tests.kit.gateway.edge_link import SECRET, core_parts, far_core, linked
 from tests.kit.gateway.http_edge import models_of
 from tests.kit.gateway.scripted_router import ScriptedRouter, ScriptedStream
 from tests.kit.lab.gateway import metric
@@ -24,18 +24,16 @@ from kvasir.config.spec.tenants import TenancySpec, TenantSpec
 from kvasir.core.errors import CapacityError
 from kvasir.core.requests import FinishReason, Request, Role
 from kvasir.ports.responses import StoredResponse
-from kvasir.ports.router import RequestPort, RequestSummary, ServedAdapter, StreamSink
+from kvasir.ports.router import RequestSummary, ServedAdapter, StreamSink
 from kvasir_platform.edge.core_pages import CorePages
 from kvasir_platform.gateway.costs.keeper import CostKeeper
 from kvasir_platform.gateway.costs.memory_store import MemoryCosts
 from kvasir_platform.gateway.operator.operators import operators_here
-from kvasir_platform.gateway.serving.remote_core import RemoteCore
 from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_platform.gateway.tenants.memory_limits import MemoryLimits
 from kvasir_platform.gateway.tenants.salts import CacheScope
 
 ROOM = 6
-SECRET = b"s" * 32
 FULL = CapacityError("It is full.", code="queue_full", retry_after_s=7.0)
 
 
@@ -85,7 +83,7 @@ async def front(
         )  # fmt: skip
         core = replace(core, pages=CorePages(core.figures, pages))
     async with linked(core) as both:
-        behind = _elsewhere(both) if far else router
+        behind = far_core(both) if far else router
         gateway = make_gateway(deployment, behind, MonotonicClock(), metrics, models_of(deployment))
         started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(gateway.serve(None, lambda *address: started.set_result(address)))
@@ -96,14 +94,6 @@ async def front(
         finally:
             gateway.stop()
             await serving
-
-
-def _elsewhere(both: Linked) -> RemoteCore:
-    link = both.link
-    port: RequestPort = link.router
-    return RemoteCore(
-        port, link.limits, link.responses, link.names, SECRET, link.pages.show, link.router.shares
-    )
 
 
 async def test_salts_are_made_from_the_cores_secret_so_that_all_edges_have_the_same(tmp_path: Path) -> None:

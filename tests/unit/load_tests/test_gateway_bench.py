@@ -13,7 +13,7 @@ from load_tests.report import Row, Run
 from load_tests.scenarios.gateway import bodies, client, console, rows
 from load_tests.scenarios.gateway.client import BenchError, Conversation
 from load_tests.scenarios.gateway.fleet import scrape
-from load_tests.scenarios.gateway.in_turn import observability
+from load_tests.scenarios.gateway.in_turn import https, observability
 from load_tests.scenarios.gateway.measure import Samples
 from load_tests.scenarios.gateway.pacing import Ticker
 from load_tests.scenarios.gateway.processes import Child, ProcessError
@@ -336,3 +336,17 @@ def test_the_longest_wait_for_the_metrics_of_a_fleet_is_measured() -> None:
     assert row.name == "fleet, metrics of 4 workers, the longest wait of others"
     assert row.spread is not None
     assert 0.0 < row.spread[0] <= row.value <= row.spread[1]
+
+
+def test_a_row_over_https_is_the_median_of_ratios_within_rounds() -> None:
+    samples = Samples()
+    for ours, theirs in ((30.0, 10.0), (40.0, 20.0), (90.0, 30.0)):
+        for kind, spent_s in (("ours", ours), ("haproxy", theirs)):
+            figures = {"cpu_s": spent_s, "count": 1e6, "tokens": 1e6, "wall_s": 1e6}
+            samples.add(kind, "100 B", figures)
+            for deltas in https.MEASURED:
+                samples.add(kind, f"chunk, {deltas}", figures)
+    short, *chunks = https.rows_of(samples)
+    assert (short.value, short.peer, short.ratio, short.met) == (0.04, 0.02, 3.0, None)
+    assert [row.name for row in chunks] == [f"https, chunk, {n} deltas a message" for n in https.MEASURED]
+    assert {(row.value, row.peer, row.ratio, row.met) for row in chunks} == {(40.0, 20.0, 3.0, False)}

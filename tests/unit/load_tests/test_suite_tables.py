@@ -7,8 +7,9 @@ from load_tests.scenarios.cluster.run import LOSSES
 from load_tests.scenarios.eviction import FLOOR, KINDS
 from load_tests.scenarios.gateway import console
 from load_tests.scenarios.gateway.bodies import SIZES, WARM
-from load_tests.scenarios.gateway.in_turn import observability
+from load_tests.scenarios.gateway.in_turn import https, observability
 from load_tests.scenarios.gateway.measure import DELTAS_A_MESSAGE, WHOLE_STEPS
+from load_tests.scenarios.gateway.rows import chunk_title
 from load_tests.scenarios.kv_parts.memory import cases
 from load_tests.scenarios.kv_parts.ttft import LENGTHS
 from load_tests.scenarios.policies.grid import GRIDS, POLICIES
@@ -87,6 +88,7 @@ def test_measurements_of_the_gateway_and_of_kv_are_declared() -> None:
     assert {f"whole request, {deltas} streams a step" for deltas in WHOLE_STEPS} <= rows
     for beginning in (observability.BEGINNING, console.BEGINNING):
         assert any(name.startswith(beginning) for name in rows)
+    assert {f"{https.BEGINNING}{chunk_title(deltas)}" for deltas in https.MEASURED} <= rows
     rows = set(SCENARIOS["kv"].rows)
     assert {f"tcp: raw TCP, {case.name}" for case in cases()} <= rows
     assert {f"ttft: from disk, {tokens} tokens" for tokens in LENGTHS} <= rows

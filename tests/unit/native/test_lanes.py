@@ -36,7 +36,7 @@ class Client:
     waiting: int = 0
     left: list[bytes] = field(default_factory=list)
 
-    def lane(self, *, chunked: bool = False, first_s: float = 0.0) -> Lane:
+    def lane(self, *, chunked: bool = False, plain: bool = True, first_s: float = 0.0) -> Lane:
         return socket_lane(
             self.ends[0].fileno(),
             stream_gaps(self.gaps, first_s=first_s),
@@ -45,6 +45,7 @@ class Client:
             before=BEFORE,
             after=AFTER,
             chunked=chunked,
+            plain=plain,
         )
 
     def read(self) -> bytes:
@@ -162,6 +163,14 @@ def test_what_a_full_socket_does_not_take_is_handed_to_python(client: Client) ->
     assert 0 < len(read) < len(text)
     assert read + b"".join(client.left) == framed(text)
     assert list(tokens.tokens) == [7]
+
+
+def test_what_must_be_encrypted_is_handed_to_python_as_a_whole(client: Client) -> None:
+    fan, tokens, lane = Fan(), StreamTokens(), client.lane(plain=False)
+    fan.add("w", "leg", tokens, lane)
+    assert fan.take("w", frame(PLAIN), 1.0)[0] == []
+    assert (client.read(), client.left, lane.open) == (b"", [framed("a")], True)
+    assert tokens.count == 1
 
 
 def test_what_a_client_that_has_left_does_not_take_is_handed_to_python(client: Client) -> None:
@@ -285,6 +294,7 @@ def test_the_twin_leaves_everything_to_the_ordinary_way(client: Client) -> None:
     gaps = client.gaps
     lane = twin.SocketLane(
         fd=client.ends[0].fileno(),
+        plain=True,
         pending=lambda: 0,
         write=client.left.append,
         before=BEFORE,

@@ -116,7 +116,7 @@ def test_a_repeated_order_loads_nothing_and_one_for_other_files_is_refused() -> 
 
 def test_files_other_than_those_of_other_workers_are_refused_and_discarded() -> None:
     async def scenario(bench: Bench) -> None:
-        assert await refused(bench, digest="4567") == "adapter_changed"
+        assert await refused(bench, digest="4567") == "adapter_load_failed"
         bench.engine.refuses = True
         assert await refused(bench) == "adapter_refused"
         assert len(bench.store.discarded) == 2

@@ -151,8 +151,8 @@ def _held(order: LoadAdapter, files: AdapterFiles) -> HeldAdapter:
         raise RequestError(
             f"The files at {order.source} are not those that other workers loaded as {order.name!r}; unload "
             "the adapter and load it again.",
-            status=409,
-            code="adapter_changed",
+            status=502,
+            code="adapter_load_failed",
         )
     return HeldAdapter(order.name, order.source, order.replicas, files.digest, files.rank, files.nbytes)
 

@@ -72,7 +72,7 @@ def _costs(samples: Samples, direct: System, systems: Sequence[tuple[bool, Syste
         for title, what in [*((each.name, each.name) for each in (*SIZES, WARM)), ("100 B, alone", "ttft")]:
             for cost in samples.cpu(name, what, "count"):
                 rows[f"request, {title}{end}"] = 1e3 * cost
-        for deltas in (*DELTAS_A_MESSAGE, 0):
+        for deltas in DELTAS_A_MESSAGE:
             for cost in samples.cpu(name, chunk_name(deltas), "tokens"):
                 rows[f"{chunk_title(deltas)}{end}"] = 1e6 * cost
         for through, bare in zip(samples.of(name, "ttft"), samples.of(direct.name, "ttft"), strict=False):

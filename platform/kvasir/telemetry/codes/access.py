@@ -143,10 +143,4 @@ ACCESS_REASONS = (
         "Workers hold as many LoRA adapters as lora_loading.max_adapters allows.",
         "Unload one, or raise the limit and restart the pools.",
     ),
-    Reason(
-        "adapter_changed",
-        409,
-        "A source has other files than those that other workers loaded from it.",
-        "Unload the adapter and load it again.",
-    ),
 )

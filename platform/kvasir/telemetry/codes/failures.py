@@ -32,7 +32,6 @@ FAILURE_REASONS = (
     Reason("worker_overloaded", 503, "The worker has reached its limit of requests.", "Retry shortly."),
     Reason("transfer_failed", 502, "The KV cache did not reach the decode worker.", "Retry."),
     Reason("protocol_error", 502, "A worker violated the session protocol.", "Retry; update the workers."),
-    Reason("registration_refused", 502, "A worker does not match the deployment.", "See `kvasir status`."),
     Reason("config_error", 500, "The deployment cannot work as configured.", "Run `kvasir check`."),
     Reason("start_failed", 500, "A process of the deployment did not start.", "Read its log."),
     Reason(

@@ -12,10 +12,11 @@ from kvasir.core.errors import KvasirError, RequestError
 from kvasir.telemetry.reasons import http_status
 
 MAX_RETRY_AFTER_S = 3600.0
+_RETRY_AFTER_S = 1.0
+"""Delay of a 503 that names none, such as that of a store that does not answer."""
 
 _FINAL = frozenset(
     (
-        "adapter_changed",
         "adapter_exists",
         "adapter_limit",
         "adapter_load_failed",
@@ -24,7 +25,6 @@ _FINAL = frozenset(
         "drain_timeout",
         "file_in_use",
         "http_version_not_supported",
-        "registration_refused",
         "request_timeout",
         "unsupported_transfer_encoding",
     )
@@ -128,12 +128,14 @@ def error_headers(error: Exception) -> bytes:
     """Return the header lines of an error.
 
     `retry-after` (whole seconds, as HTTP requires) and `retry-after-ms` (which OpenAI's clients prefer) for
-    errors with a retry delay: quotas (429) and lack of capacity (503). `x-should-retry: false` if clients
-    would retry the status although a retry cannot succeed. `www-authenticate` with 401 and a lacking scope,
-    and `allow` with 405, as HTTP requires.
+    errors with a retry delay, which are quotas (429) and lack of capacity (503), and for every other 503.
+    `x-should-retry: false` if clients would retry the status although a retry cannot succeed.
+    `www-authenticate` with 401 and a lacking scope, and `allow` with 405, as HTTP requires.
     """
     lines = b""
     retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is None and isinstance(error, KvasirError) and error_status(error) == 503:
+        retry_after_s = _RETRY_AFTER_S
     if retry_after_s is not None:
         wait_s = min(max(float(retry_after_s), 0.001), MAX_RETRY_AFTER_S)
         lines = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(wait_s), math.ceil(wait_s * 1e3))

@@ -48,7 +48,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
         self._limits = limits
         self._transport: asyncio.Transport
         self._socket: socket.socket
-        self._plain = False
+        self._plain = self._offers_lanes = False
         self._reading = IDLE
         self._exchange: Exchange | None = None
         self._writable = True
@@ -73,6 +73,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
         self._transport.set_write_buffer_limits(high=min(_QUEUE_BYTES, bound // 4))
         self._socket = sock = transport.get_extra_info("socket")
         self._plain = transport.get_extra_info("sslcontext") is None
+        self._offers_lanes = True
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(_KERNEL_BYTES, bound))
 
@@ -125,10 +126,11 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             self._listener.loop.call_soon(self._cut_slow)
 
     def lane(self, before: bytes, after: bytes, *, chunked: bool, gaps: StreamGaps) -> Lane | None:
-        if not (self._plain and self._writable):
+        if not (self._offers_lanes and self._writable):
             return None
         lane = SocketLane(
             fd=self._socket.fileno(),
+            plain=self._plain,
             pending=self._transport.get_write_buffer_size,
             write=self.write,
             before=before,
@@ -137,7 +139,7 @@ class ConnectionOutput(asyncio.Protocol, ABC):
             gaps=gaps,
         )
         # If the machine does not support it, do not retry for each delta.
-        self._plain = lane.open
+        self._offers_lanes = lane.open
         return lane if lane.open else None
 
     def date(self) -> bytes:

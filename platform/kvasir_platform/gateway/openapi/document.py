@@ -41,7 +41,7 @@ from kvasir_platform.gateway.responses.body import (
 Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
-_GENERATED_ON_WORKERS = frozenset(("config_error", "start_failed", "drain_timeout", "registration_refused"))
+_GENERATED_ON_WORKERS = frozenset(("config_error", "start_failed", "drain_timeout"))
 """Codes of the command line and of logs, which no response has."""
 _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer", "minimum": 0}

@@ -34,6 +34,11 @@ def test_quotas_and_want_of_capacity_say_when_to_come_back(
     assert fields(error) == {"retry-after": seconds, "retry-after-ms": ms}
 
 
+def test_whatever_is_answered_with_503_says_when_to_come_back() -> None:
+    gone = UpstreamError("cost.file costs.db: disk I/O error", code="costs_unavailable")
+    assert fields(gone) == {"retry-after": "1", "retry-after-ms": "1000"}
+
+
 def test_what_cannot_go_better_is_not_to_be_repeated() -> None:
     assert fields(ConfigError("broken")) == {"x-should-retry": "false"}
     assert fields(KvasirError("late", code="request_timeout")) == {"x-should-retry": "false"}

@@ -80,11 +80,12 @@ class Lane {
 // A lane to a client of this process.
 class SocketLane : public Lane {
  public:
-  SocketLane(int fd, py::object pending, py::object write, std::string before, std::string after, bool chunked,
-             py::object gaps)
+  SocketLane(int fd, bool plain, py::object pending, py::object write, std::string before, std::string after,
+             bool chunked, py::object gaps)
       : Lane(cookie_of(fd) != 0),
         fd_(fd),
         cookie_(cookie_of(fd)),
+        plain_(plain),
         pending_(std::move(pending)),
         write_(std::move(write)),
         before_(std::move(before)),
@@ -108,6 +109,7 @@ class SocketLane : public Lane {
 
   int fd_;
   std::uint64_t cookie_;
+  bool plain_;
   py::object pending_, write_;
   std::string before_, after_;
   bool chunked_;
@@ -210,7 +212,7 @@ bool Lane::take(const Piece &piece, double now, Scratch &scratch) {
 void SocketLane::send(const Piece &piece, Scratch &scratch) {
   if (piece.text.empty()) return;
   const std::string_view frame = scratch.framer.frame(before_, piece.text, after_, chunked_);
-  const ssize_t sent = ::send(fd_, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  const ssize_t sent = plain_ ? ::send(fd_, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
   const std::size_t left = frame.size() - static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
   if (!left) return;
   // Python's transport sends the rest, and handles a failed socket.
@@ -251,9 +253,9 @@ void bind_lanes(py::module_ &m) {
       .def_property_readonly("open", &Lane::open)
       .def("close", &Lane::close);
   py::class_<SocketLane, Lane>(m, "SocketLane")
-      .def(py::init<int, py::object, py::object, std::string, std::string, bool, py::object>(), py::kw_only(),
-           py::arg("fd"), py::arg("pending"), py::arg("write"), py::arg("before"), py::arg("after"),
-           py::arg("chunked"), py::arg("gaps"));
+      .def(py::init<int, bool, py::object, py::object, std::string, std::string, bool, py::object>(),
+           py::kw_only(), py::arg("fd"), py::arg("plain"), py::arg("pending"), py::arg("write"), py::arg("before"),
+           py::arg("after"), py::arg("chunked"), py::arg("gaps"));
   py::class_<Relay>(m, "Relay")
       .def(py::init<py::object>(), py::arg("wake"))
       .def("lane",
