@@ -111,7 +111,13 @@ def requests(profile: TrafficProfile, count: int, seed: int) -> Workload:
 
 
 def replayed(
-    profile: TrafficProfile, *, target: ServiceTarget = TARGET, seed: int = 7, **workers: int
+    profile: TrafficProfile,
+    *,
+    target: ServiceTarget = TARGET,
+    seed: int = 7,
+    workers: int = 0,
+    prefill_workers: int = 0,
+    decode_workers: int = 0,
 ) -> ReplayOutcome:
     setting = Setting(
         trace=requests(profile, 2000, seed),
@@ -119,9 +125,11 @@ def replayed(
         slo=SloClass("slo", ttft_s=target.ttft_s, itl_s=target.itl_s),
         speed_up=1.0,
         report_delay_s=0.001,
-        **workers,
+        workers=workers,
+        prefill_workers=prefill_workers,
+        decode_workers=decode_workers,
     )
-    mode = "always" if workers.get("prefill_workers") else "never"
+    mode = "always" if prefill_workers else "never"
     return TraceReplay(setting, make_policy("cost", mode, Random(seed))).run()
 
 

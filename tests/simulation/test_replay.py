@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from load_tests.scenarios.policies import main
+from load_tests.scenarios.policies.run import main
 
 from kvasir.core.requests import Role, SloClass
 from kvasir.native import IS_NATIVE
@@ -240,7 +240,8 @@ def test_the_report_compares_our_policy_with_the_best_of_the_others(tmp_path: Pa
     rows = main([str(conversations(tmp_path / "trace.jsonl", 60)), "--quick", "--processes", "1"])
     goodputs = {row.name: row for row in rows if row.name.startswith("goodput")}
     ours = goodputs["goodput, cost, 4 workers"]
-    others = [goodputs[f"goodput, {name}, 4 workers"].value for name in ("llm_d", "round_robin")]
+    names = ("llm_d", "round_robin", "llm_d_tuned")
+    others = [goodputs[f"goodput, {name}, 4 workers"].value for name in names]
     assert ours.peer == max(others)
     assert ours.ratio == ours.value / max(others)
     assert {row.name.partition(",")[0] for row in rows if row.met is not None} == {

@@ -49,9 +49,15 @@ _COMPARATORS = (
     "mooncake",
     "production_stack",
 )
-_ALL = ("cost", *_COMPARATORS, "mooncake_no_transfer")
-_APART = ("cost", "least_loaded", "dynamo", "llm_d", "sglang", "mooncake", "mooncake_no_transfer")
-_AZURE = ("cost", "least_loaded", "power_of_two", "dynamo", "llm_d", "sglang", "mooncake_no_transfer")
+_GRIDS = ("dynamo", "llm_d", "sglang", "mooncake")
+_TUNED = tuple(f"{name}_tuned" for name in _GRIDS)
+_ALL = ("cost", *_COMPARATORS, "mooncake_no_transfer", *_TUNED)
+_FAR_BELOW = ("round_robin", "session", "consistent_hash", "prefix", "production_stack")
+# Policies that are far below the others on 4 workers are not measured on more.
+_NEAR = tuple(name for name in _ALL if name not in _FAR_BELOW)
+_APART = tuple(name for name in _NEAR if name != "power_of_two")
+_MIXED = (*_NEAR, "session", "consistent_hash")
+_AZURE = tuple(name for name in _NEAR if name not in ("mooncake", "mooncake_tuned"))
 _AT_ONE_SPEED = ("load max/mean", "TTFT p50", "TTFT p99", "requests that met the promise")
 _OF_CACHES = ("hits of an infinite cache's", "requests whose hit was foreseen")
 
@@ -70,18 +76,20 @@ POLICIES = Scenario(
     "load_tests.scenarios.policies",
     (
         *_fleet("4 workers", _ALL, (*_AT_ONE_SPEED, *_OF_CACHES)),
-        *_fleet("16 workers", _ALL, (*_AT_ONE_SPEED, *_OF_CACHES)),
-        *_fleet("64 workers", _ALL, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *_fleet("16 workers", _NEAR, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *_fleet("64 workers", _NEAR, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *names("grid, {who}, {point}, 16 workers", who=_GRIDS, point=(ANY,)),
         *names(
             "goodput, cost, 16 workers, {change}",
             change=("another seed", "half the caches", "halves of the trace swapped"),
         ),
         *_fleet("12 prefill + 4 decode", _APART, (*_AT_ONE_SPEED, *_OF_CACHES)),
+        *_fleet("mixed, 16 workers", _MIXED, (*_AT_ONE_SPEED, *_OF_CACHES)),
         *_fleet("Azure, 16 workers", _AZURE, _AT_ONE_SPEED),
     ),
-    (*DECISION, *SIMULATION, *measuring("scenarios/policies.py")),
+    (*DECISION, "router/kvasir_router/fleet/**/*.py", *SIMULATION, *measuring("scenarios/policies/*.py")),
     lines=MODULE,
-    minutes=60,
+    minutes=45,
     arguments=("{trace}", "--azure", "{azure}"),
     needs=("trace", "azure"),
 )
@@ -108,6 +116,7 @@ SIMULATOR = Scenario(
     ),
     (
         *DECISION,
+        "router/kvasir_router/fleet/**/*.py",
         *SIMULATION,
         "platform/kvasir_platform/capacity/search.py",
         *measuring("scenarios/simulator/*.py"),

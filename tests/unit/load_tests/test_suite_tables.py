@@ -12,8 +12,16 @@ from load_tests.scenarios.gateway.measure import DELTAS_A_MESSAGE, WHOLE_STEPS
 from load_tests.scenarios.gateway.rows import chunk_title
 from load_tests.scenarios.kv_parts.memory import cases
 from load_tests.scenarios.kv_parts.ttft import LENGTHS
-from load_tests.scenarios.policies import APART, POLICIES, RULES_APART, WITHOUT_PREFIXES
-from load_tests.scenarios.policies import SIZES as FLEETS
+from load_tests.scenarios.policies.grid import GRIDS, POLICIES
+from load_tests.scenarios.policies.run import (
+    ALL_UP_TO,
+    APART,
+    APART_NAMES,
+    MIXED_NAMES,
+    NEAR,
+    WITHOUT_PREFIXES,
+)
+from load_tests.scenarios.policies.run import SIZES as FLEETS
 from load_tests.scenarios.regions.selection import SELECTIONS
 from load_tests.scenarios.scorecard.run import ROWS
 from load_tests.scenarios.simulator.plans import MODELS as PLANNED
@@ -52,11 +60,17 @@ def test_servers_and_variants_are_declared() -> None:
 
 
 def test_policies_and_fleets_are_declared() -> None:
+    tuned = {f"{name}_tuned" for name in GRIDS}
     for workers in FLEETS:
-        assert declared("policies", "goodput, ", f", {workers} workers") >= set(POLICIES)
+        known = set(POLICIES if workers <= ALL_UP_TO else NEAR) | tuned
+        assert declared("policies", "goodput, ", f", {workers} workers") >= known
     prefill, decode = APART
-    assert declared("policies", "goodput, ", f", {prefill} prefill + {decode} decode") == set(RULES_APART)
-    assert declared("policies", "goodput, ", ", Azure, 16 workers") == set(WITHOUT_PREFIXES)
+    apart = declared("policies", "goodput, ", f", {prefill} prefill + {decode} decode")
+    assert apart == {*APART_NAMES, *tuned}
+    assert declared("policies", "goodput, ", ", mixed, 16 workers") == {*MIXED_NAMES, *tuned}
+    azure = {*WITHOUT_PREFIXES, *(name for name in tuned if name.removesuffix("_tuned") in WITHOUT_PREFIXES)}
+    assert declared("policies", "goodput, ", ", Azure, 16 workers") == azure
+    assert declared("policies", "grid, ", ", ") == set(GRIDS)
     for preset in COMPARED:
         beginning = f"goodput of the fluid bound, {preset}, "
         names = SCENARIOS["sim"].rows

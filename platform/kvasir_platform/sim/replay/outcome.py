@@ -6,7 +6,7 @@ import math
 from array import array
 from dataclasses import dataclass
 
-from kvasir.core.requests import SloClass
+from kvasir.core.requests import Role, SloClass
 from kvasir_platform.sim.replay.worker import Job
 from kvasir_platform.workload.requests import Workload
 
@@ -17,6 +17,7 @@ class WorkerOutcome:
     the time in which it had any."""
 
     worker_id: str
+    role: Role
     work_s: float
     busy_s: float
     prefilled_tokens: int
@@ -86,6 +87,9 @@ class ReplayOutcome:
         return known[min(len(known) - 1, int(part * len(known)))]
 
     def imbalance(self) -> float:
-        """The largest work of a worker over the mean (engine time of prompts and tokens)."""
-        work = [worker.work_s for worker in self.workers]
-        return max(work) * len(work) / sum(work)
+        """The largest work of a worker over the mean of its pool, whose workers have one role; of several
+        pools, the one where this is largest. Work is engine time of prompts and tokens."""
+        pools: dict[Role, list[float]] = {}
+        for worker in self.workers:
+            pools.setdefault(worker.role, []).append(worker.work_s)
+        return max(max(work) * len(work) / sum(work) for work in pools.values() if sum(work))

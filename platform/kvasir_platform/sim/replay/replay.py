@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, pairwise
 
+from kvasir.config.spec.edge import GatewaySpec
 from kvasir.core.kv import KvBatch, KvSnapshotPart
 from kvasir.core.requests import EngineLoad, Leg, Request, Role, SloClass, Timings, Usage
 from kvasir.ports.routing import Plan, RoutingPolicy, RoutingTarget
@@ -31,12 +32,16 @@ from kvasir_router.index import FetchSnapshot, FleetIndex
 _TICK_S = 0.25
 _EPOCH = 1
 _REST_S = 2.0
+_OUTPUT_TOKENS = GatewaySpec().default_max_tokens
+"""What production expects of a request that sets no limit of its own; a trace does not tell limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """The replay's setting. `speed_up` divides the time between arrivals. `prefill_workers` and
-    `decode_workers` are pools of one role; `workers` do both."""
+    `decode_workers` are pools of one role; `workers` do both. The router begins with the rates of
+    `make_rates`, by default production's estimates for the replica's hardware, and expects
+    `expected_output_tokens` of each request."""
 
     trace: Workload
     replica: SimReplica
@@ -48,6 +53,8 @@ class Setting:
     seed: int = 1
     report_delay_s: float = 0.05
     predicted_ttl_s: float = 120.0
+    make_rates: Callable[[], RateBook] = RateBook
+    expected_output_tokens: int = _OUTPUT_TOKENS
 
     def __post_init__(self) -> None:
         if self.trace.block_tokens != TRACE_BLOCK_TOKENS:
@@ -99,9 +106,9 @@ class TraceReplay:
         self._fleet = Fleet(
             policy,
             self._index,
-            RateBook(),
+            setting.make_rates(),
             hash_blocks=lambda request, _: request.block_hashes,
-            expected_output_tokens=round(sum(r.output_tokens for r in requests) / len(requests)),
+            expected_output_tokens=setting.expected_output_tokens,
         )
         parents = _parents(trace)
         self._workers: dict[str, ReplayWorker] = {}
@@ -155,8 +162,8 @@ class TraceReplay:
             if most_misses is not None and outcome.misses > most_misses:
                 break
         outcome.workers = tuple(
-            WorkerOutcome(w.worker_id, w.work_s, w.busy_s, w.prefilled_tokens, w.generated_tokens)
-            for w in self._workers.values()
+            WorkerOutcome(w.worker_id, role, w.work_s, w.busy_s, w.prefilled_tokens, w.generated_tokens)
+            for role, w in zip(self._setting.roles, self._workers.values(), strict=True)
         )
         return outcome
 
@@ -171,6 +178,7 @@ class TraceReplay:
             arrival_s=arrival_s,
             block_hashes=traced.names,
             slo=setting.slo,
+            session=traced.session,
         )
         plan = self._fleet.plan(request, traced.names, now)
         if plan is None:

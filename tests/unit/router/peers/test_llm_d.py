@@ -97,3 +97,14 @@ def test_cold_requests_visit_one_place_after_the_other(fleet: Fleet, prompt: Pro
     policy = LlmD(Disaggregation.NEVER, draws())
     plans = [policy.decide(prompt([number]), fleet(3), 0.0) for number in range(6)]
     assert [plan.decode.worker_id for plan in plans if plan] == ["w0", "w1", "w2", "w0", "w1", "w2"]
+
+
+def test_a_weight_scales_its_score(fleet: Fleet, prompt: Prompt, draws: Draws) -> None:
+    candidates = fleet(2, cached_tokens=[64, 0], waiting=[1, 0])
+    plain = LlmD(Disaggregation.NEVER, draws()).decide(prompt(range(8)), candidates, 0.0)
+    policy = LlmD(Disaggregation.NEVER, draws(), prefix_weight=8.0, queue_weight=1.0)
+    weighted = policy.decide(prompt(range(8)), candidates, 0.0)
+    assert plain is not None
+    assert weighted is not None
+    assert (plain.decode.worker_id, weighted.decode.worker_id) == ("w1", "w0")
+    assert weighted.tables[0].values[0, 0] == pytest.approx(8 / 3 * plain.tables[0].values[0, 0])

@@ -1,0 +1,1 @@
+"""Kvasir's routing policy compared with those of other systems, in virtual time."""
