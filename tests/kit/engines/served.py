@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from random import Random
 
 import httpx
+from tests.kit.engines.preloaded import preload_core
 from tests.kit.gateway.http_edge import listening, models_of
 from tests.kit.lab.proxy import TcpProxy
+from tests.kit.suite.started import count_start
 
 from kvasir.clock import MonotonicClock
 from kvasir.config.spec.deployment import Deployment
@@ -20,6 +22,7 @@ from kvasir_platform.gateway.start import make_gateway, make_metrics
 from kvasir_router.build import make_router
 from kvasir_router.sessions.grpc_transport import GrpcDialer
 from kvasir_router.sessions.static_discovery import StaticDiscovery
+from kvasir_workers.engines.vllm.replica import VllmReplica
 from kvasir_workers.server.grpc_server import GrpcServer
 from kvasir_workers.server.sessions import SessionHost
 
@@ -43,6 +46,9 @@ async def serving_worker(engine: Engine, pool: str) -> AsyncIterator[ServedWorke
     clock = MonotonicClock()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.stop)
+        if isinstance(engine, VllmReplica):
+            preload_core(engine)
+            count_start("engines of vLLM", f"{pool}-0")
         host = await SessionHost.start(engine, worker_id=f"{pool}-0", epoch=1, clock=clock)
         stack.push_async_callback(host.close)
         server = GrpcServer(host.serve, bind="127.0.0.1:0", token=None, snapshot=host.snapshot)
