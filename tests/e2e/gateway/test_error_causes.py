@@ -62,10 +62,10 @@ async def test_an_id_that_is_in_flight_is_not_used_twice(monkeypatch: pytest.Mon
     # The gateway adds to an id of a client what it draws.
     monkeypatch.setattr(app, "random", SimpleNamespace(SystemRandom=Same))
     async with product() as served:
-        named = {"headers": {"x-request-id": "mine"}}
-        async with served.client.stream("POST", "/v1/completions", json=STREAM, **named) as answer:
+        named = {"x-request-id": "mine"}
+        async with served.client.stream("POST", "/v1/completions", json=STREAM, headers=named) as answer:
             await anext(answer.aiter_lines())
-            second = await served.client.post("/v1/completions", json=ASKED, **named)
+            second = await served.client.post("/v1/completions", json=ASKED, headers=named)
             assert "mine-00000007 is in flight" in error_of(second, "duplicate_request")
         other = await served.client.post("/v1/completions", json=ASKED, headers={"x-request-id": "other"})
         assert other.status_code == 200
