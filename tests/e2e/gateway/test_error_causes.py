@@ -1,42 +1,86 @@
-"""Codes of the router and of workers, each caused for real: over the gateway, the router, sessions with
-workers and their engines, which compute nothing and fail when they are told to."""
+"""Codes of the gateway, the router and the sessions of workers, each caused for real: over all of them, with
+engines that compute nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from tests.kit.sim.product import GATEWAY, STREAM, WITHIN_S, Product, error_of, product
+import pytest
+from tests.kit.sim.product import ASKED, GATEWAY, STREAM, WITHIN_S, Product, error_of, product
 
+from kvasir.core.requests import StepBatch
+from kvasir_platform.gateway import app
 from kvasir_platform.gateway.console.live_pages import MOST_VIEWERS
 from kvasir_router.recordings.recorder import MOST_READERS
 
-#: What an engine says of a request; the router passes it on once it has nobody else to ask.
-OF_ENGINES = (
-    "worker_failed",
-    "engine_dead",
-    "worker_overloaded",
-    "worker_draining",
-    "transfer_failed",
-    "protocol_error",
-    "internal_error",
-    "duplicate_request",
-    "request_too_large",
-    "invalid_request",
-)
+
+async def test_a_worker_that_drains_before_its_router_knows_refuses() -> None:
+    async with product(routing={"max_retries": 0}) as served:
+        faults, worker = served.cluster.faults, served.worker
+        # What either of them sends is held back, the notice of the drain too.
+        faults.partition(worker)
+        await served.cluster.workers[worker].host.drain("an upgrade", 0.0)
+        asked = asyncio.create_task(served.ask())
+        async with asyncio.timeout(WITHIN_S):
+            while not served.cluster.router.in_flight:
+                await asyncio.sleep(0)
+        faults.heal(worker)
+        assert error_of(await asked, "worker_draining") == "an upgrade"
 
 
-async def test_what_an_engine_says_of_a_request_is_what_its_client_hears() -> None:
+async def test_a_worker_that_loses_a_token_is_told_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     async with product() as served:
-        for code in OF_ENGINES:
-            served.cluster.faults.fail(served.worker, code)
-            error_of(await served.ask(), code)
+        host = served.cluster.workers[served.worker].host
+        deliver = host.deliver
+
+        def without_one(batch: StepBatch) -> None:
+            deliver(replace(batch, deltas=tuple(delta for delta in batch.deltas if delta.offset != 1)))
+
+        monkeypatch.setattr(host, "deliver", without_one)
+        told = error_of(await served.ask(), "protocol_error")
+        assert f"worker {served.worker} broke the stream" in told
+
+
+class Same(random.Random):
+    """Draws the same number each time."""
+
+    def getrandbits(self, _bits: int) -> int:
+        return 7
+
+
+async def test_an_id_that_is_in_flight_is_not_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The gateway adds to an id of a client what it draws.
+    monkeypatch.setattr(app, "random", SimpleNamespace(SystemRandom=Same))
+    async with product() as served:
+        named = {"x-request-id": "mine"}
+        async with served.client.stream("POST", "/v1/completions", json=STREAM, headers=named) as answer:
+            await anext(answer.aiter_lines())
+            second = await served.client.post("/v1/completions", json=ASKED, headers=named)
+            assert "mine-00000007 is in flight" in error_of(second, "duplicate_request")
+        other = await served.client.post("/v1/completions", json=ASKED, headers={"x-request-id": "other"})
+        assert other.status_code == 200
+
+
+async def test_a_stored_file_that_others_wrote_over_is_a_fault_of_ours(tmp_path: Path) -> None:
+    async with product(gateway={**GATEWAY, "batches": {"storage": str(tmp_path)}}) as served:
+        uploaded = await served.client.post(
+            "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"{}")}
+        )
+        for kept in filter(Path.is_file, tmp_path.rglob("*")):
+            kept.write_bytes(b"no JSON")
+        told = error_of(await served.client.get(f"/v1/files/{uploaded.json()['id']}"), "internal_error")
+        assert "the log has the details" in told
+        assert (await served.ask()).status_code == 200
 
 
 async def test_without_a_worker_there_is_none_to_serve_to_drain_or_to_be_ready() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.gateway.test_error_causes import OF_ENGINES
 
 from kvasir.core.errors import CapacityError, KvasirError, UpstreamError
 from kvasir.telemetry.reasons import REASONS
@@ -84,7 +83,10 @@ PASSED_ON = frozenset(
 #: By module and test, the codes that the test causes: they take a deployment, a load or a state of their own.
 ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/e2e/gateway/test_error_causes.py": {
-        "test_what_an_engine_says_of_a_request_is_what_its_client_hears": OF_ENGINES,
+        "test_a_worker_that_drains_before_its_router_knows_refuses": ("worker_draining",),
+        "test_a_worker_that_loses_a_token_is_told_to_the_client": ("protocol_error",),
+        "test_an_id_that_is_in_flight_is_not_used_twice": ("duplicate_request",),
+        "test_a_stored_file_that_others_wrote_over_is_a_fault_of_ours": ("internal_error",),
         "test_without_a_worker_there_is_none_to_serve_to_drain_or_to_be_ready": (
             "no_workers",
             "not_ready",
@@ -97,6 +99,14 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_router_is_recorded_and_watched_by_so_many_at_once": (
             "too_many_recordings",
             "no_capacity",
+        ),
+    },
+    "tests/faults/test_vllm_errors.py": {
+        "test_what_vllm_refuses_or_trips_over_ends_one_request": ("invalid_request", "worker_failed"),
+        "test_rules_beyond_those_that_wait_for_the_compiler_are_refused": ("worker_overloaded",),
+        "test_a_killed_core_ends_what_ran_there_and_what_waited_for_its_kv": (
+            "engine_dead",
+            "transfer_failed",
         ),
     },
     "tests/e2e/gateway/test_admission_causes.py": {
@@ -178,6 +188,7 @@ ELSEWHERE: dict[str, dict[str, tuple[str, ...]]] = {
             "image_url_refused",
             "image_fetch_failed",
         ),
+        "test_images_beyond_what_a_worker_is_sent_of_one_request_are_refused": ("request_too_large",),
         "test_images_in_flight_are_bounded_and_given_back": ("images_busy",),
     },
     "tests/e2e/gateway/test_media.py": {

@@ -19,6 +19,7 @@ from kvasir.checkpoint.media.rules import MediaRules
 from kvasir.config.spec.deployment import Deployment, GatewaySpec
 from kvasir.config.spec.media.inputs import ImagesSpec
 from kvasir_platform.gateway.prompt.tokenization import ModelTokenizer
+from kvasir_router.sessions.session import SessionLimits
 
 RED, BLUE = png(8, 8, (255, 0, 0)), png(8, 8, (0, 0, 255))
 LIMITS = ImagesSpec(max_images=3, max_bytes=4096, max_pixels=1000)
@@ -46,9 +47,12 @@ def opened(vision_tokenizer: tuple[ModelTokenizer, int]) -> Opened:
     tokenizer, placeholder = vision_tokenizer
 
     @asynccontextmanager
-    async def viewer(*, takes: bool = True, pools: Any = WHOLE, **images: Any) -> AsyncIterator[Viewer]:
+    async def viewer(
+        *, takes: bool = True, pools: Any = WHOLE, max_body_bytes: int = 8 << 20, **images: Any
+    ) -> AsyncIterator[Viewer]:
         rules = MediaRules(image=FixedTokens(placeholder, IMAGE_TOKENS) if takes else None)
-        spec = GatewaySpec(image_inputs=LIMITS.model_copy(update=images))
+        limits = LIMITS.model_copy(update=images)
+        spec = GatewaySpec(image_inputs=limits, max_body_bytes=max_body_bytes)
         async with open_viewer(tokenizer, rules, spec, pools) as opened:
             yield opened
 
@@ -189,6 +193,15 @@ async def test_a_model_of_text_refuses_images_by_its_name(opened: Opened) -> Non
             code, param, message = await viewer.refused(seen(RED))
             assert (code, param) == ("unsupported_modality", "messages[0].content[0].type")
             assert "'kvasir-tiny' takes text only" in message
+
+
+async def test_images_beyond_what_a_worker_is_sent_of_one_request_are_refused(opened: Opened) -> None:
+    each = SessionLimits().request_bytes // 2
+    async with opened(max_body_bytes=4 * each, max_bytes=2 * each) as viewer:
+        code, _, message = await viewer.refused(seen(RED + bytes(each), BLUE + bytes(each)))
+        assert code == "request_too_large"
+        assert f"the limit is {2 * each}" in message
+        await viewer.ask(seen(RED))
 
 
 async def test_images_in_flight_are_bounded_and_given_back(opened: Opened) -> None:

@@ -51,6 +51,7 @@ LONGEST = (
     "tests/e2e/test_edges.py",
     "tests/e2e/test_up_over_https.py",
     "tests/e2e/test_placement_on_nodes.py",
+    "tests/faults/test_vllm_errors.py",
     "tests/e2e/test_tiers_vllm.py",
     "tests/contract/test_vllm_kv_events.py",
     "tests/e2e/test_failed_start.py",

@@ -267,6 +267,11 @@ def test_an_engine_error_has_a_stable_code(leg: Leg, code: str) -> None:
     assert (delta.finish, delta.error) == (FinishReason.ERROR, code)
 
 
+def test_an_engine_error_with_a_token_is_no_failed_transfer() -> None:
+    (delta,) = stream(Leg.DECODE).deltas(Output([Completion([5], finish_reason="error")], finished=True))
+    assert (delta.finish, delta.error) == (FinishReason.ERROR, "worker_failed")
+
+
 def test_logprobs_keep_the_sampled_token_apart_from_the_best() -> None:
     positions = [{5: Candidate(-3.0, 9, "e"), 1: Candidate(-0.5, 1, "a"), 2: Candidate(-1.0, 2, "b")}]
     (delta,) = stream(logprobs=2).deltas(Output([Completion([5], "e", logprobs=positions)]))

@@ -205,7 +205,8 @@ class LegStream:
             return None, None
         if stop_reason == TOO_COSTLY:
             return TOO_COSTLY, "the schema, pattern or grammar of the output takes too long for each token"
-        if self.request.leg is Leg.DECODE:
+        # A token of the engine's own shows that the KV is there.
+        if self.request.leg is Leg.DECODE and not self._output_tokens:
             return "transfer_failed", "the prompt's KV did not arrive, and transfer.on_failure is fail"
         return "worker_failed", "the engine ended this request with an internal error"
 
