@@ -49,9 +49,9 @@ APART = Deployment(
     slo=(SloSpec(name="default", ttft_s=240.0, itl_s=1.0),),
 )
 ASKED = {"model": "kvasir-tiny", "prompt": "hi", "max_tokens": 8, "temperature": 0}
-PATTERNS, REPEATED, RULES = 200, 100, 16
-"""A schema of so many patterns takes a core seconds to read, and so many of them more than the ten seconds
-that a request waits for its turn."""
+PATTERNS, REPEATED, RULES = 200, 100, 48
+"""A schema of so many patterns takes a core seconds to read, and so many of them, two at a time, far more
+than the ten seconds that a request waits for its turn, also on a fast machine."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

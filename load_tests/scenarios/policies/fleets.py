@@ -16,7 +16,7 @@ from random import Random
 
 from kvasir.core.identity import WorkerIdentity
 from kvasir.ports.clock import Rng
-from kvasir_platform.sim.replay.replay import Setting
+from kvasir_platform.sim.replay.replay import EXPECTED_OUTPUT_TOKENS, Setting
 from kvasir_platform.sim.replay.replica import SimReplica, a800_node, promise
 from kvasir_platform.workload.distributions import normal
 from kvasir_platform.workload.files import TRACE_BLOCK_TOKENS
@@ -163,7 +163,7 @@ def facts(fleet: Fleet) -> str:
         f"promise: TTFT {slo.ttft_s:.2f} s and mean ITL {slo.itl_s * 1e3:.0f} ms (ten and five times what a "
         "request of median length has on an idle worker), for 90 % of the requests",
         f"reports come {played.report_delay_s * 1e3:.0f} ms late",
-        f"routers expect {played.expected_output_tokens} output tokens of each request, and begin with rates "
+        f"routers expect {EXPECTED_OUTPUT_TOKENS} output tokens of each request, and begin with rates "
         f"that are wrong by a log-normal factor (sigma {WRONG_BY})",
     )
     return "; ".join(parts)

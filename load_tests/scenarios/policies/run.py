@@ -38,6 +38,7 @@ from load_tests.scenarios.policies.grid import GRIDS, OURS, POLICIES, Contender,
 from load_tests.scenarios.policies.measure import (
     MUST_BALANCE,
     MUST_HIT,
+    PRECISION,
     Table,
     Targets,
     best_peer,
@@ -46,7 +47,6 @@ from load_tests.scenarios.policies.measure import (
     speeds_of,
     tune,
 )
-from load_tests.scenarios.policies.measure import PRECISION as PRECISE
 
 SIZES = (4, 16, 64)
 ALL_UP_TO = 4
@@ -153,7 +153,7 @@ def robustness(
     rows = []
     for change, fleet in variants.items():
         label, contenders = f"16 workers, {change}", (*defaults((OURS,)), *peers)
-        speeds = speeds_of(pool, fleet, contenders, label, known=known, precision=PRECISE)
+        speeds = speeds_of(pool, fleet, contenders, label, known=known, precision=PRECISION)
         best = best_peer(speeds)
         beside = ", ".join(each.name for each in peers)
         note = f"beside {beside}; the best is {best}; {memory_note(fleet)}"

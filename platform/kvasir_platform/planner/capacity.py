@@ -81,7 +81,8 @@ their errors, and a pool that followed those would start and stop replicas."""
 
 @dataclass(slots=True)
 class SteadyRates:
-    """The average fitted times of a pool, with exponentially decaying weights."""
+    """The average fitted times of a pool, with exponentially decaying weights. Those of the first minutes
+    count alike: the very first are what the hardware was expected to do."""
 
     _weight: float = 0.0
     _times: tuple[float, ...] = (0.0,) * len(_FITTED)

@@ -7,6 +7,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from load_tests.scenarios.policies.fleets import (
@@ -25,11 +26,14 @@ from load_tests.scenarios.policies.traces import distinct_blocks, longest_blocks
 
 from kvasir.config.spec.edge import GatewaySpec
 from kvasir.core.requests import Role
+from kvasir_platform.sim.replay import replay
 from kvasir_platform.sim.replay.outcome import ReplayOutcome, WorkerOutcome
+from kvasir_platform.sim.replay.replay import TraceReplay
 from kvasir_platform.sim.replay.replica import a800_node
 from kvasir_platform.workload.requests import Workload
 from kvasir_router.decide import CostRates, Disaggregation, rates_of
 from kvasir_router.decide.links import DEFAULT_LINKS
+from kvasir_router.fleet.fleet import Fleet as RoutedFleet
 
 NODE = a800_node()
 DISTINCT = 170_899
@@ -59,10 +63,18 @@ def test_memory_is_cut_from_below_devices_first_and_never_under_a_request() -> N
     assert (roomy.device_blocks, roomy.cpu_blocks) == (NODE.device_blocks, NODE.cpu_blocks)
 
 
-def test_a_replay_knows_no_more_of_the_trace_than_production() -> None:
+def test_a_replay_knows_no_more_of_the_trace_than_production(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(None, 2, requests=40)
     played = setting(fleet, 1.0)
-    assert played.expected_output_tokens == GatewaySpec().default_max_tokens
+    expected: list[int] = []
+
+    def routed(*parts: Any, expected_output_tokens: int, **others: Any) -> RoutedFleet:
+        expected.append(expected_output_tokens)
+        return RoutedFleet(*parts, expected_output_tokens=expected_output_tokens, **others)
+
+    monkeypatch.setattr(replay, "Fleet", routed)
+    TraceReplay(played, Contender("cost", "cost").make(Disaggregation.NEVER, 1))
+    assert expected == [GatewaySpec().default_max_tokens]
     assert played.replica.prefill_token_s == NODE.prefill_token_s
     identity = played.replica.identity("w", Role.BOTH)
     believed = played.make_rates().join("w", identity)

@@ -79,9 +79,11 @@ class Shouting:
         return self.thought
 
 
-def stream(leg: Leg = Leg.FULL, prompt: int = 100, **sampling: Any) -> LegStream:
+def stream(
+    leg: Leg = Leg.FULL, prompt: int = 100, *, fails_without_kv: bool = False, **sampling: Any
+) -> LegStream:
     request = EngineRequest("r", token_ids(range(prompt)), Sampling(**sampling), leg=leg)
-    return LegStream(request)
+    return LegStream(request, fails_without_kv=fails_without_kv)
 
 
 def test_the_offsets_of_a_continuation_follow_what_the_client_has() -> None:
@@ -261,15 +263,21 @@ def test_what_came_from_a_tier_is_a_prefix_hit_and_no_queueing() -> None:
     assert (delta.timings.tier_s, delta.timings.queue_s) == (0.25, 0.25)
 
 
-@pytest.mark.parametrize(("leg", "code"), [(Leg.DECODE, "transfer_failed"), (Leg.FULL, "worker_failed")])
-def test_an_engine_error_has_a_stable_code(leg: Leg, code: str) -> None:
-    (delta,) = stream(leg).deltas(Output([Completion(finish_reason="error")], finished=True))
+@pytest.mark.parametrize(
+    ("leg", "fails_without_kv", "tokens", "code"),
+    [
+        (Leg.DECODE, True, [], "transfer_failed"),
+        (Leg.DECODE, True, [5], "worker_failed"),
+        (Leg.DECODE, False, [], "worker_failed"),
+        (Leg.FULL, True, [], "worker_failed"),
+    ],
+)
+def test_an_engine_error_has_a_stable_code(
+    leg: Leg, fails_without_kv: bool, tokens: list[int], code: str
+) -> None:
+    output = Output([Completion(tokens, finish_reason="error")], finished=True)
+    (delta,) = stream(leg, fails_without_kv=fails_without_kv).deltas(output)
     assert (delta.finish, delta.error) == (FinishReason.ERROR, code)
-
-
-def test_an_engine_error_with_a_token_is_no_failed_transfer() -> None:
-    (delta,) = stream(Leg.DECODE).deltas(Output([Completion([5], finish_reason="error")], finished=True))
-    assert (delta.finish, delta.error) == (FinishReason.ERROR, "worker_failed")
 
 
 def test_logprobs_keep_the_sampled_token_apart_from_the_best() -> None:

@@ -32,7 +32,7 @@ from kvasir_router.index import FetchSnapshot, FleetIndex
 _TICK_S = 0.25
 _EPOCH = 1
 _REST_S = 2.0
-_OUTPUT_TOKENS = GatewaySpec().default_max_tokens
+EXPECTED_OUTPUT_TOKENS = GatewaySpec().default_max_tokens
 """What production expects of a request that sets no limit of its own; a trace does not tell limits."""
 
 
@@ -40,8 +40,7 @@ _OUTPUT_TOKENS = GatewaySpec().default_max_tokens
 class Setting:
     """The replay's setting. `speed_up` divides the time between arrivals. `prefill_workers` and
     `decode_workers` are pools of one role; `workers` do both. The router begins with the rates of
-    `make_rates`, by default production's estimates for the replica's hardware, and expects
-    `expected_output_tokens` of each request."""
+    `make_rates`, by default production's estimates for the replica's hardware."""
 
     trace: Workload
     replica: SimReplica
@@ -54,7 +53,6 @@ class Setting:
     report_delay_s: float = 0.05
     predicted_ttl_s: float = 120.0
     make_rates: Callable[[], RateBook] = RateBook
-    expected_output_tokens: int = _OUTPUT_TOKENS
 
     def __post_init__(self) -> None:
         if self.trace.block_tokens != TRACE_BLOCK_TOKENS:
@@ -108,7 +106,7 @@ class TraceReplay:
             self._index,
             setting.make_rates(),
             hash_blocks=lambda request, _: request.block_hashes,
-            expected_output_tokens=setting.expected_output_tokens,
+            expected_output_tokens=EXPECTED_OUTPUT_TOKENS,
         )
         parents = _parents(trace)
         self._workers: dict[str, ReplayWorker] = {}

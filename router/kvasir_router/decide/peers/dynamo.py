@@ -6,7 +6,7 @@ of its `KvRouterConfig`: overlap_score_credit 1, host_cache_hit_weight 0.75, dis
 prefill_load_scale 1, decode_active_request_weight 0, router_temperature 0. In blocks:
 
     prefill = prefill_load_scale * max(0, (active prefill tokens + prompt tokens) / block size - credit)
-    credit  = device + host_cache_hit_weight * host + 0.25 * disk    blocks of the prompt held there
+    credit  = device + 0.75 * host + 0.25 * disk             blocks of the prompt held there
     decode  = blocks of active requests, shared ones once, with those that this request adds
     cost    = prefill + decode, the lowest wins; at a temperature t > 0 a sample with weights
               exp(-cost / (t * (max - min)))
@@ -34,7 +34,7 @@ from kvasir_router.decide.eligible import Disaggregation
 from kvasir_router.decide.peers.place import WHOLE, PeerPolicy, PlacementChoice, PlacementQuery, least
 
 PREFILL_LOAD_SCALE = 1.0
-HOST_CACHE_HIT_WEIGHT, DISK_CACHE_HIT_WEIGHT = 0.75, 0.25
+TIER_CREDIT = (0.75, 0.25, 0.25)
 """Credit of host memory, and of disk and slower media."""
 
 ACTIVE_LIMIT = 4_096
@@ -81,11 +81,9 @@ class Dynamo(PeerPolicy):
         temperature: float = 0.0,
         *,
         prefill_load_scale: float = PREFILL_LOAD_SCALE,
-        host_cache_hit_weight: float = HOST_CACHE_HIT_WEIGHT,
     ) -> None:
         super().__init__(disaggregation, rng)
         self._prefill_load_scale = prefill_load_scale
-        self._tier_credit = (host_cache_hit_weight, DISK_CACHE_HIT_WEIGHT, DISK_CACHE_HIT_WEIGHT)
         self._temperature = temperature
         self._active: dict[RoutingTarget, _Active] = {}
 
@@ -93,7 +91,7 @@ class Dynamo(PeerPolicy):
         candidates, rows = ask.candidates, ask.rows
         size = candidates.block_size[rows]
         tokens = candidates.queued_prefill_tokens[rows] + ask.request.prompt_tokens
-        below = (candidates.tier_tokens[rows] // size[:, None]) @ np.array(self._tier_credit)
+        below = (candidates.tier_tokens[rows] // size[:, None]) @ np.array(TIER_CREDIT)
         credit = candidates.cached_tokens[rows] // size + below
         prefill = self._prefill_load_scale * np.maximum(0.0, tokens / size - credit)
         whole = ask.part == WHOLE

@@ -49,20 +49,21 @@ class LlmD(PeerPolicy):
         rng: Rng,
         *,
         prefix_weight: float = PREFIX_WEIGHT,
-        kv_utilization_weight: float = KV_UTILIZATION_WEIGHT,
         queue_weight: float = QUEUE_WEIGHT,
-        no_hit_lru_weight: float = NO_HIT_LRU_WEIGHT,
     ) -> None:
         super().__init__(disaggregation, rng)
-        self._weights = (prefix_weight, kv_utilization_weight, queue_weight, no_hit_lru_weight)
+        self._prefix_weight, self._queue_weight = prefix_weight, queue_weight
         self._cold: OrderedDict[RoutingTarget, None] = OrderedDict()
 
     def _place(self, ask: PlacementQuery) -> PlacementChoice:
         prefix = _prefix(ask)
         cold = not prefix.any()
-        lru = self._lru(ask) if cold else np.full(len(ask.rows), 0.5)
-        scores = (prefix, _kv_free(ask), _queue(ask), lru)
-        terms = tuple(weight * score for weight, score in zip(self._weights, scores, strict=True))
+        terms = (
+            self._prefix_weight * prefix,
+            KV_UTILIZATION_WEIGHT * _kv_free(ask),
+            self._queue_weight * _queue(ask),
+            NO_HIT_LRU_WEIGHT * (self._lru(ask) if cold else np.full(len(ask.rows), 0.5)),
+        )
         row = least(ask.rows, -np.sum(terms, axis=0), self._rng)
         if cold:
             self._remember(ask.candidates.targets[row])

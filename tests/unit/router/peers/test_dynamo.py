@@ -315,12 +315,10 @@ def test_a_temperature_draws_with_softmax_weights(fleet: Fleet, prompt: Prompt) 
         assert chosen[worker] / 4_000 == pytest.approx(share, abs=0.03)
 
 
-def test_prefill_counts_as_much_as_its_scale_and_host_memory_as_its_weight(
-    fleet: Fleet, prompt: Prompt, draws: Draws
-) -> None:
+def test_prefill_counts_as_much_as_its_scale(fleet: Fleet, prompt: Prompt, draws: Draws) -> None:
     candidates = fleet(2, tier_tokens=[[64, 0, 0], [0, 0, 0]])
     plain = Dynamo(Disaggregation.NEVER, draws())
-    scaled = Dynamo(Disaggregation.NEVER, draws(), prefill_load_scale=4.0, host_cache_hit_weight=1.0)
+    scaled = Dynamo(Disaggregation.NEVER, draws(), prefill_load_scale=4.0)
     plans = [policy.decide(prompt(range(8)), candidates, 0.0) for policy in (plain, scaled)]
     prefill = [plan.tables[0].values[:, 0].tolist() for plan in plans if plan is not None]
-    assert prefill == [[5.0, 8.0], [16.0, 32.0]]
+    assert prefill == [[5.0, 8.0], [20.0, 32.0]]

@@ -70,8 +70,9 @@ class VllmEngine(VllmReplica[LegStream]):
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Queue legs; a leg that cannot run is refused by a delta."""
+        fails_without_kv = self._deployment.transfer.on_failure == "fail"
         for request in requests:
-            stream = LegStream(request)
+            stream = LegStream(request, fails_without_kv=fails_without_kv)
             refusal = self._refusal(request)
             if refusal is not None:
                 self._emit(stream.fail(*refusal))

@@ -61,12 +61,13 @@ class LegStream:
 
     `collector` is vLLM's handle of the request, once it has one, and `lease_id` the lease under which a
     PREFILL leg offers its KV. `prepared` is the preparation of a leg that needs one, and `parsers` parse its
-    choices.
+    choices. `fails_without_kv`: a DECODE leg ends if its KV does not arrive, instead of computing it.
     """
 
     __slots__ = (
         "_begin",
         "_begun",
+        "_fails_without_kv",
         "_logprobs",
         "_offsets",
         "_output_tokens",
@@ -79,8 +80,9 @@ class LegStream:
         "request",
     )
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: EngineRequest, *, fails_without_kv: bool = False) -> None:
         self.request = request
+        self._fails_without_kv = fails_without_kv
         self.collector: Any = None
         self.lease_id = ""
         self.ended = False
@@ -206,7 +208,7 @@ class LegStream:
         if stop_reason == TOO_COSTLY:
             return TOO_COSTLY, "the schema, pattern or grammar of the output takes too long for each token"
         # A token of the engine's own shows that the KV is there.
-        if self.request.leg is Leg.DECODE and not self._output_tokens:
+        if self._fails_without_kv and self.request.leg is Leg.DECODE and not self._output_tokens:
             return "transfer_failed", "the prompt's KV did not arrive, and transfer.on_failure is fail"
         return "worker_failed", "the engine ended this request with an internal error"
 
